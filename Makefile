@@ -1,0 +1,56 @@
+# The commands of this checkout; each sets up .venv first (once: minutes; afterwards: a second).
+#   make TORCH='torch==2.13.0+cu130'   another build of torch (docs/install.md)
+#   make PYTHON=/path/to/python3.11    the interpreter that .venv is made with
+SHELL := bash
+TORCH ?= torch==2.13.0
+PYTHON ?=
+VENV := .venv
+LEGACY_VENV := .venv-legacy
+# Two test processes with one thread each: more threads slow small models down.
+TEST_JOBS ?= 2
+PYTEST_ARGS ?=
+export TORCH PYTHON
+
+BIN := $(VENV)/bin
+PYTEST := -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
+
+.PHONY: help setup demo test test-legacy lint fix benchmarks clean
+
+help:
+	@echo "make demo         train full, DPQ-SX and DPQ-VQ on a generated corpus, compact, translate, compare"
+	@echo "make test         all tests"
+	@echo "make lint         format check, lint and types"
+	@echo "make fix          format, and repair what the linter can"
+	@echo "make benchmarks   speed and memory, as ratios within one run"
+	@echo "make test-legacy  the tests on Python 3.10, torch 1.12.1, fairseq 0.12.2"
+	@echo "make clean        remove build products and demo output, keep .venv"
+
+setup:
+	@VENV=$(VENV) bash scripts/setup_env.sh
+
+demo: setup
+	@bash scripts/demo.sh
+
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST)
+
+test-legacy:
+	bash scripts/setup_legacy.sh
+	OMP_NUM_THREADS=1 $(LEGACY_VENV)/bin/python $(PYTEST)
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fix: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: setup
+	@for file in benchmarks/bench_*.py; do \
+	  echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf build dist demo_out *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find fairseq_dpq tests benchmarks scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +

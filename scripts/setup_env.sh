@@ -1,0 +1,191 @@
+#!/usr/bin/env bash
+# Creates or repairs .venv: torch, fairseq, pinned requirements, this checkout. make calls it before
+# everything else; when nothing changed it returns within a second.
+#
+# Environment: PYTHON (interpreter for .venv), VENV (default .venv), TORCH (default torch==2.13.0; pip
+# arguments, so that a CUDA or CPU build can be named), MAX_JOBS (compiler processes), and pip's own PIP_*.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+DEFAULT_TORCH="torch==2.13.0"
+TORCH="${TORCH:-$DEFAULT_TORCH}"
+VENV="${VENV:-.venv}"
+case "$VENV" in /*) ;; *) VENV="$PWD/$VENV" ;; esac
+STAMPS="$VENV/.setup"
+STEPS=5
+step_no=0
+child=""
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
+
+sha() { if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi | cut -c1-32; }
+
+# A child runs in its own process group: an interrupt must reach the compilers below pip, too.
+stop_child() {
+  trap - INT TERM HUP
+  if [ -n "$child" ]; then
+    kill -TERM -- "-$child" 2>/dev/null || true
+    wait "$child" 2>/dev/null || true
+  fi
+  printf '\nsetup: interrupted; the next make takes it up again\n' >&2
+  exit 130
+}
+trap stop_child INT TERM HUP
+
+# usable PYTHON -> 0 when it is 3.11 or later, can make a virtual environment and compile against itself
+usable() {
+  command -v "$1" >/dev/null || return 1
+  "$1" - <<'PY' >/dev/null 2>&1
+import ensurepip, os, sys, sysconfig, venv
+assert sys.version_info >= (3, 11)
+assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+PY
+}
+
+find_python() {
+  local candidate
+  if [ -n "${PYTHON:-}" ]; then
+    usable "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.11 or later with venv, pip and C headers" \
+      "(on Debian and Ubuntu: python3.11, python3.11-venv, python3.11-dev)"
+    echo "$PYTHON"
+    return
+  fi
+  for candidate in python3.11 python3 python3.12 python3.13 python; do
+    if usable "$candidate"; then echo "$candidate"; return; fi
+  done
+  die "no Python 3.11 or later with venv, pip and C headers found; name one with make PYTHON=/path/to/python3.11" \
+    "(on Debian and Ubuntu: python3.11, python3.11-venv, python3.11-dev)"
+}
+
+# run TITLE LOG COMMAND...: runs it, its output to LOG, and shows the time as it passes
+run() {
+  local title="$1" log="$2" start=$SECONDS shown=0 code=0 passed
+  shift 2
+  printf 'setup: %s\n' "$title"
+  set -m
+  "$@" >"$log" 2>&1 </dev/null &
+  child=$!
+  set +m
+  while kill -0 "$child" 2>/dev/null; do
+    sleep 0.5
+    passed=$((SECONDS - start))
+    if [ -t 1 ]; then
+      printf '\rsetup:   %4d s' "$passed"
+    elif [ $((passed - shown)) -ge 30 ]; then
+      printf 'setup:   %4d s\n' "$passed"
+      shown=$passed
+    fi
+  done
+  wait "$child" || code=$?
+  child=""
+  [ ! -t 1 ] || printf '\r'
+  if [ "$code" != 0 ]; then
+    tail -n 40 "$log" >&2
+    die "failed after $((SECONDS - start)) s: $title (whole output: $log)"
+  fi
+  printf 'setup:   done in %d s\n' "$((SECONDS - start))"
+}
+
+# pip writes INSTALLER and RECORD last. Where they lack, an install was cut short: without its
+# metadata pip sees the package as absent and writes it anew. Folders called ~* are pip's own leftovers.
+repair() {
+  local info
+  for info in "$VENV"/lib/python*/site-packages/*.dist-info; do
+    if [ -d "$info" ] && { [ ! -s "$info/INSTALLER" ] || [ ! -s "$info/RECORD" ]; }; then
+      say "repairing: ${info##*/} was left half installed"
+      rm -rf "$info"
+    fi
+  done
+  rm -rf "$VENV"/lib/python*/site-packages/~*
+}
+
+# step NAME TITLE KEY COMMAND...: runs the command unless its stamp holds the same key. Each key has
+# the previous one in it: what changes below is built anew above (fairseq links against torch).
+chain=""
+step() {
+  local name="$1" title="$2" key="$3"
+  shift 3
+  step_no=$((step_no + 1))
+  chain="$(printf '%s\n%s\n' "$chain" "$key" | sha)"
+  if [ -e "$STAMPS/$name" ] && [ "$(cat "$STAMPS/$name")" = "$chain" ]; then return; fi
+  rm -f "$STAMPS/$name"
+  if [ -e "$STAMPS/running" ]; then repair; fi
+  : >"$STAMPS/running"
+  run "[$step_no/$STEPS] $title" "$STAMPS/$name.log" "$@"
+  rm -f "$STAMPS/running"
+  printf '%s\n' "$chain" >"$STAMPS/$name.part"
+  mv "$STAMPS/$name.part" "$STAMPS/$name"
+}
+
+pip_install() { "$VENV/bin/python" -m pip install --no-input "$@"; }
+
+make_venv() { rm -rf "$VENV" && "$python" -m venv "$VENV"; }
+
+# fairseq looks for --user-dir NAME as a path, then beside its own package. An editable install is not
+# beside it, so a link puts this checkout there; the editable install brings the commands and metadata.
+install_package() {
+  pip_install --no-deps --no-build-isolation --editable . || return
+  local site
+  site="$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || return
+  "$VENV/bin/python" - "$PWD/fairseq_dpq" "$site/fairseq_dpq" <<'PY'
+import os, sys
+target, link = sys.argv[1:]
+if os.path.lexists(link):
+    os.unlink(link)
+os.symlink(os.path.relpath(target, os.path.dirname(os.path.realpath(link))), link)
+PY
+}
+
+check_all() {
+  cd / && "$VENV/bin/python" -c "import torch, numpy, fairseq, fairseq.data.data_utils_fast, fairseq.libbleu
+import hydra, omegaconf, sacrebleu, sentencepiece, safetensors, pytest, xdist"
+}
+
+install_and_check() { install_package && check_all; }
+
+# One set-up at a time. The lock is on this file and is held by every child: it is free when all have ended.
+lock_python="$(command -v python3 || command -v python)" || die "no python3 found"
+exec 9<"scripts/setup_env.sh"
+lock() { "$lock_python" -c "import fcntl; fcntl.flock(9, fcntl.LOCK_EX$1)" 2>/dev/null; }
+if ! lock " | fcntl.LOCK_NB"; then
+  say "another set-up of this checkout is at work; waiting for it"
+  lock ""
+fi
+
+# The environment itself: made anew when it is incomplete, was moved, or its Python is gone.
+venv_key="$VENV ${PYTHON:-}"
+if [ ! -e "$STAMPS/venv" ] || [ "$(cat "$STAMPS/venv")" != "$venv_key" ] ||
+  ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
+  python="$(find_python)"
+  command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null ||
+    die "no C++ compiler found (c++ or g++); fairseq needs one (on Debian and Ubuntu: build-essential)"
+  case "${VENV##*/}" in
+    .venv*) ;;
+    *) [ ! -e "$VENV" ] || [ -e "$VENV/pyvenv.cfg" ] || die "VENV=$VENV is there and is no virtual environment" ;;
+  esac
+  [ ! -e "$VENV" ] || say "$VENV is incomplete or belongs elsewhere: making it anew"
+  log="$(mktemp)"
+  run "creating $VENV with $("$python" --version)" "$log" make_venv
+  mkdir -p "$STAMPS"
+  mv "$log" "$STAMPS/venv.log"
+  printf '%s\n' "$venv_key" >"$STAMPS/venv"
+fi
+
+torch_pins=()
+if [ "$TORCH" = "$DEFAULT_TORCH" ]; then torch_pins=(-c requirements/torch.txt); fi
+if [ -z "${MAX_JOBS:-}" ]; then MAX_JOBS="$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)"; fi
+export MAX_JOBS
+
+# TORCH is split into words on purpose: it may hold several pip arguments.
+# shellcheck disable=SC2086
+step torch "$TORCH and the build tools" "$TORCH $(cat requirements/torch.txt requirements/build.txt)" \
+  pip_install $TORCH -r requirements/build.txt ${torch_pins[@]+"${torch_pins[@]}"}
+step fairseq "fairseq: compiling its C++ parts, 3 to 4 minutes, once" "$(cat requirements/fairseq.txt)" \
+  pip_install --no-build-isolation --no-deps -r requirements/fairseq.txt
+step run "run-time requirements" "$(cat requirements/run.txt)" \
+  pip_install -r requirements/run.txt -c requirements/build.txt
+step dev "test and lint tools" "$(cat requirements/dev.txt)" \
+  pip_install -r requirements/dev.txt -c requirements/build.txt
+step package "this checkout, and a check of the whole" "$PWD $(cat setup.py fairseq_dpq/version.py)" \
+  install_and_check

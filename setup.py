@@ -1,0 +1,70 @@
+"""Packaging of fairseq-dpq: names, requirements by Python version, console commands.
+The set-up of a development checkout is scripts/setup_env.sh, called by make."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+
+
+def read_version() -> str:
+    """Read the version as text: importing the package would need torch at build time."""
+    text = (HERE / "fairseq_dpq" / "version.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if found is None:
+        raise RuntimeError('fairseq_dpq/version.py has no line __version__ = "..."')
+    return found.group(1)
+
+
+def read_readme() -> str:
+    """The long description; a checkout without README still installs."""
+    readme = HERE / "README.md"
+    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+setup(
+    name="fairseq-dpq",
+    version=read_version(),
+    description="Differentiable product quantization of embeddings, for PyTorch and fairseq",
+    long_description=read_readme(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.8",
+    packages=find_packages(include=["fairseq_dpq", "fairseq_dpq.*"]),
+    package_data={"fairseq_dpq": ["py.typed"]},
+    install_requires=[
+        "torch",
+        "numpy",
+        "tqdm",
+        "safetensors",
+        "sacrebleu>=2",
+        "sentencepiece",
+        # The official release does not import on Python 3.11 and later; the fork has its names.
+        'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
+        'fairseq==0.12.2; python_version < "3.11"',
+    ],
+    extras_require={
+        "plots": ["matplotlib"],
+        "dev": ["matplotlib", "mypy", "pytest", "pytest-xdist", "ruff", "tensorboard"],
+    },
+    entry_points={
+        "console_scripts": [
+            "fairseq-dpq-compact = fairseq_dpq.cli.compact:cli_main",
+            "fairseq-dpq-inspect = fairseq_dpq.cli.inspect:cli_main",
+            "fairseq-dpq-export = fairseq_dpq.cli.export:cli_main",
+            "fairseq-dpq-quantize = fairseq_dpq.cli.quantize:cli_main",
+            "fairseq-dpq-hydra-train = fairseq_dpq.cli.hydra_train:cli_main",
+        ],
+    },
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: MIT License",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    zip_safe=False,
+)
