@@ -1,4 +1,4 @@
-"""The words of the demo's two invented languages: lemmas in semantic classes, Zipf-distributed, with
+"""The words of the demo's two invented languages: Zipf-distributed lemmas in semantic classes, with
 every inflected form spelled out for the source (case, number, tense) and the target (agreement)."""
 
 from __future__ import annotations
@@ -10,20 +10,10 @@ from typing import Generic, Sequence, TypeVar
 
 T = TypeVar("T")
 
-NOUN_CLASSES = [
-    "person",
-    "animal",
-    "food",
-    "drink",
-    "tool",
-    "vehicle",
-    "building",
-    "plant",
-    "cloth",
-    "body",
-    "book",
-    "stone",
-]  # 12
+NOUN_CLASSES = (
+    *("person", "animal", "food", "drink", "tool", "vehicle"),
+    *("building", "plant", "cloth", "body", "book", "stone"),
+)
 PLACES = ("building", "vehicle", "plant")
 # who does what to whom: the classes a verb takes as subject and as object ("" = no object)
 VERB_FRAMES = (
@@ -152,19 +142,18 @@ class _Speller:
     """New stems for one language; no two words get the same one."""
 
     def __init__(self, dice: Dice, onsets: str, vowels: str, codas: str) -> None:
-        self._dice, self._used = dice, set()  # type: Dice, Set[str]
+        self._dice = dice
+        self._used: set[str] = set()
         self._onsets, self._vowels = onsets.split(), vowels.split()
         self._codas = codas.split()
 
     def stem(self) -> str:
         """Two or three syllables with a closing consonant: no suffix makes two words one."""
         while True:
-            count = 1 + (1 if self._dice.chance(0.8) else 2)
+            count = 2 if self._dice.chance(0.8) else 3
             word = "".join(
-                self._dice.pick(self._onsets) + self._dice.pick(self._vowels)
-                for _ in range(count - 1)
+                self._dice.pick(self._onsets) + self._dice.pick(self._vowels) for _ in range(count)
             )
-            word += self._dice.pick(self._onsets) + self._dice.pick(self._vowels)
             word += self._dice.pick(self._codas)
             if word not in self._used:
                 self._used.add(word)
