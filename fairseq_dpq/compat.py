@@ -1,0 +1,509 @@
+"""Every patch of fairseq that this package makes: reason, versions, and what breaks without it.
+`apply()` runs them all at import of the plugin; a patch that is not needed here does nothing.
+
+Known to need help: fairseq 0.12.2 (the last official release) on CPU workers, and everything newer
+on Python 3.11, torch >= 2.6, numpy >= 1.24. Left alone on purpose: `FairseqConfig` and
+`TransformerConfig` have shared objects (0.12.2) or classes (forks for Python 3.11) as defaults, so
+`TransformerConfig().encoder.embed_dim = 7` reaches every later instance. No command of fairseq
+assigns to such a default; build configs with `TransformerConfig.from_namespace`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import collections
+import functools
+import importlib
+import os
+import subprocess
+import sys
+import time
+import types
+import typing
+import warnings
+import weakref
+from typing import Any, Callable
+
+import torch
+
+_MARK = "_fairseq_dpq_compat"
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
+    """Put `make(old)` in place of `owner.name`, once; say whether that was done now."""
+    old = getattr(owner, name)
+    if getattr(old, _MARK, False):
+        return False
+    new = make(old)
+    setattr(new, _MARK, True)
+    setattr(owner, name, new)
+    return True
+
+
+# ----------------------------------------------------------- checkpoint loading
+
+
+def safe_globals() -> list[Any]:
+    """What a fairseq checkpoint may hold besides tensors: the allow-list for weights_only loading.
+
+    Entries are classes, or pairs (object, name in the file) where old files use an older name; use
+    it as `with torch.serialization.safe_globals(compat.safe_globals()): torch.load(..., \
+weights_only=True)`. All are plain containers: none runs code of the file's choosing.
+    """
+    import numpy as np
+    import omegaconf
+    from fairseq.distributed import utils as distributed_utils
+    from fairseq.logging import meters
+
+    items: list[Any] = [argparse.Namespace, collections.defaultdict, dict, list, tuple, set]
+    items += [int, float, str, bool, (typing.Any, "typing.Any")]
+    # Rank 0 sends its checkpoint to the other ranks as OmegaConf objects, not as plain dicts.
+    items += [omegaconf.DictConfig, omegaconf.ListConfig, distributed_utils._TensorPlaceholder]
+    items += [omegaconf.base.ContainerMetadata, omegaconf.base.Metadata]
+    nodes = "Any", "Boolean", "Bytes", "Enum", "Float", "Integer", "Path", "String"
+    items += [getattr(omegaconf, n + "Node") for n in nodes if hasattr(omegaconf, n + "Node")]
+    # Meters lie in checkpoints older than fairseq 0.9, under the module's old name.
+    for meter in (meters.AverageMeter, meters.StopwatchMeter, meters.TimeMeter):
+        items += [meter, (meter, f"fairseq.meters.{meter.__name__}")]
+    # Scores and meters are numpy scalars or small arrays now and then; numpy 1 and 2 name the
+    # functions that rebuild them differently, and a file from either must load in both.
+    rebuild = np.zeros(1).__reduce__()[0]
+    scalar = np.float64(0).__reduce__()[0]
+    for core in ("numpy.core.multiarray", "numpy._core.multiarray"):
+        items += [(rebuild, f"{core}._reconstruct"), (scalar, f"{core}.scalar")]
+    items += [np.ndarray, np.dtype]
+    # From numpy 1.25 each dtype has a class of its own; before, all are numpy.dtype.
+    dtypes = {type(np.dtype(t)) for t in [*"?bhilqBHILQefd", "U1", "S1"]}
+    items += sorted(dtypes - {np.dtype}, key=lambda c: c.__name__)
+    return items
+
+
+def checkpoint_loading() -> bool:
+    """torch >= 2.6 loads with weights_only=True, which refuses fairseq's own checkpoints.
+
+    Without it generate, interactive, validate, eval-lm, hub and resume stop with `Unsupported
+    global: argparse.Namespace`; with several workers resume stops on rank 1 with `Unsupported
+    global: omegaconf.dictconfig.DictConfig` and rank 0 only sees a closed connection. The
+    protection stays on: the classes are named one by one.
+    """
+    register = getattr(torch.serialization, "add_safe_globals", None)
+    if register is None:  # torch < 2.4 has no allow-list and no such default
+        return False
+    items = safe_globals()
+    if not _renames_allowed():
+        items = [i for i in items if not isinstance(i, tuple)]
+    known = torch.serialization.get_safe_globals()
+    register([i for i in items if i not in known])
+    return any(i not in known for i in items)
+
+
+def _renames_allowed() -> bool:
+    """torch 2.4 and 2.5 know the allow-list, but not its (object, name) pairs."""
+    major, minor = torch.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= (2, 6)
+
+
+# ------------------------------------------------------------------------ numpy
+
+
+def numpy_names() -> bool:
+    """numpy 1.24 dropped np.int and np.float, numpy 2 np.compat; fairseq uses all three.
+
+    Without it `--sample-break-mode eos`, scoring by an LM and `--num-batch-buckets` stop with
+    `module 'numpy' has no attribute 'compat'`, span masks with the same for `int`. The four modules
+    that use them get a copy of the numpy namespace with these names in it: numpy itself is not
+    touched, so that no other code in the process comes to rely on them.
+    """
+    import numpy as np
+
+    extra = {"compat": types.SimpleNamespace(long=int), "int": int, "float": float}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy 1.20 to 1.23 warn about the lookup
+        extra = {name: value for name, value in extra.items() if not hasattr(np, name)}
+    if not extra:
+        return False
+    shim = types.ModuleType("numpy", np.__doc__)
+    shim.__dict__.update(np.__dict__)
+    shim.__dict__.update(extra)
+    users = "data.data_utils", "data.token_block_dataset", "data.language_pair_dataset"
+    names = [f"fairseq.{user}" for user in (*users, "modules.dynamic_crf_layer")]
+    modules = [importlib.import_module(name) for name in names]
+    done = [_replace(module, "np", lambda old: shim) for module in modules]
+    return any(done)
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def last_batch() -> bool:
+    """Forks of fairseq's main branch drop the last batch unless its size is a multiple of 8.
+
+    That is `--required-batch-size-multiple`, in every split: fairseq-generate translates 96 of 100
+    sentences and gives the BLEU of these, without a word; fewer than 8 sentences are `The dataset
+    is empty`. 0.12.2 keeps the last batch, and so does this; all other batches stay as they are.
+    """
+    import numpy as np
+    from fairseq.data import data_utils
+
+    def probe() -> int:
+        three = np.arange(3, dtype=np.int64)
+        batches = data_utils.batch_by_size(
+            three, None, num_tokens_vec=three, max_sentences=4, required_batch_size_multiple=2
+        )
+        return sum(len(b) for b in batches)
+
+    try:
+        if probe() == 3:
+            return False
+    except ImportError:  # fairseq's compiled part is missing; it says so itself when it is used
+        return False
+
+    def make(old: Callable) -> Callable:
+        @functools.wraps(old)
+        def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(indices, np.ndarray):
+                indices = np.fromiter(indices, dtype=np.int64, count=-1)
+            if len(indices) == 0:
+                return []
+            batches = old(indices, *args, **kwargs)
+            # Batches are consecutive pieces of `indices`, except with fixed shapes, where the
+            # pieces are complete already.
+            kept = sum(len(b) for b in batches)
+            return batches if kept == len(indices) else [*batches, indices[kept:]]
+
+        return batch_by_size
+
+    return _replace(data_utils, "batch_by_size", make)
+
+
+# ------------------------------------------------------------------ exit status
+
+_consumers: weakref.WeakSet = weakref.WeakSet()
+
+
+def _stop_consumers(seconds: float = 10.0) -> None:
+    """Make the threads that read batches ahead end, and wait for them."""
+    end = time.monotonic() + seconds
+    for consumer in list(_consumers):
+        consumer._max_len = 0  # ends after the batch it is at
+        while consumer.is_alive() and time.monotonic() < end:
+            while not consumer._queue.empty():  # it may be waiting for room
+                consumer._queue.get_nowait()
+            consumer.join(0.05)
+
+
+def abort_at_exit() -> bool:
+    """A run that ends in the middle of an epoch may be killed at its very end, all versions.
+
+    fairseq reads batches ahead in a daemon thread. When Python shuts down while that thread is
+    inside torch, the process aborts: `terminate called without an active exception`, return code
+    134, after training and saving were finished; a script with `set -e` stops there. Seen in 5 of 7
+    runs of a masked LM with `--max-update`. The threads are ended before Python shuts down.
+    """
+    from fairseq.data import iterators
+
+    def make(old: Callable) -> Callable:
+        @functools.wraps(old)
+        def _create_consumer(self: Any) -> None:
+            old(self)
+            _consumers.add(self._consumer)
+
+        return _create_consumer
+
+    if not _replace(iterators.BufferedIterator, "_create_consumer", make):
+        return False
+    atexit.register(_stop_consumers)
+    return True
+
+
+# ------------------------------------------------------------------ CPU workers
+
+
+def cpu_workers() -> bool:
+    """fairseq's ways to start several workers need CUDA devices, all versions.
+
+    Without it, on CPU: plain torchrun trains independent copies that overwrite each other's
+    checkpoints, rc 0 (newer forks) or asks for NCCL (0.12.2); `--distributed-world-size 2` under
+    torchrun is a division by zero; a tcp:// start without `--distributed-no-spawn` starts no
+    worker, trains nothing and returns 0. Now torchrun and srun work as they are, with gloo, and a
+    start that cannot work says so before any data is read.
+    """
+    from fairseq.distributed import utils as distributed_utils
+
+    def make(old: Callable) -> Callable:
+        @functools.wraps(old)
+        def call_main(cfg: Any, main: Callable, **kwargs: Any) -> Any:
+            prepare_workers(cfg)
+            return old(cfg, main, **kwargs)
+
+        return call_main
+
+    return _replace(distributed_utils, "call_main", make)
+
+
+def ddp_on_cpu() -> bool:
+    """`--ddp-backend pytorch_ddp` (the default) hands device ids to a model on CPU, all versions.
+
+    Without it every worker stops with `ValueError: DistributedDataParallel device_ids and
+    output_device arguments only work with single-device/multiple-device GPU modules`.
+    """
+    from fairseq.models import distributed_fairseq_model
+
+    def make(old: type) -> type:
+        class DistributedDataParallel(old):  # type: ignore[misc, valid-type]
+            def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+                if all(p.device.type == "cpu" for p in module.parameters()):
+                    kwargs.update(device_ids=None, output_device=None)
+                super().__init__(module, *args, **kwargs)
+
+        return DistributedDataParallel
+
+    return _replace(distributed_fairseq_model, "DistributedDataParallel", make)
+
+
+def prepare_workers(cfg: Any) -> None:
+    """Fill in `cfg.distributed_training` for a run on CPU, from torchrun's or Slurm's variables.
+
+    Raises ValueError, with the command that would be right, for a start that cannot work. Runs on
+    CUDA devices are fairseq's own business, but for one GPU per node, where newer forks do not look
+    at torchrun's variables.
+    """
+    dt = cfg.distributed_training
+    if cfg.common.tpu or dt.pipeline_model_parallel:
+        return
+    started = int(os.environ.get("WORLD_SIZE") or 1)
+    if torch.cuda.is_available() and not cfg.common.cpu:
+        if dt.distributed_init_method is None and dt.distributed_world_size == 1 < started:
+            dt.distributed_world_size = started
+        return
+
+    if started > 1 and (dt.distributed_init_method or "env://") == "env://":
+        _from_torchrun(dt, started)
+    elif dt.distributed_init_method is None:
+        if not _from_slurm(dt):
+            if dt.distributed_world_size > 1:
+                raise ValueError(
+                    f"--distributed-world-size {dt.distributed_world_size}: nothing started these "
+                    f"workers, and there are no CUDA devices to start them on. For workers on CPU "
+                    f"run: {_torchrun(dt.distributed_world_size)}"
+                )
+            return
+    else:
+        _check_by_hand(dt)
+    dt.distributed_no_spawn = True
+    dt.device_id = 0
+    if dt.distributed_backend == "nccl":  # the default
+        dt.distributed_backend = "gloo"
+
+
+def _command() -> str:
+    name = os.path.basename(sys.argv[0])
+    return name if name.startswith("fairseq") else "fairseq-train"
+
+
+def _torchrun(world: int) -> str:
+    return f"torchrun --nproc_per_node {world} --no_python {_command()} DATA --cpu ..."
+
+
+def _from_torchrun(dt: Any, started: int) -> None:
+    missing = [v for v in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(v)]
+    if missing:
+        raise ValueError(
+            f"WORLD_SIZE is {started} but {' and '.join(missing)} is not set, so this process does "
+            f"not know its place. torchrun sets them all: {_torchrun(started)}"
+        )
+    if dt.distributed_world_size not in (1, started):
+        raise ValueError(
+            f"--distributed-world-size {dt.distributed_world_size}, but the launcher started "
+            f"{started} workers (WORLD_SIZE); leave the flag out, or run: "
+            f"{_torchrun(dt.distributed_world_size)}"
+        )
+    dt.distributed_init_method = "env://"
+    dt.distributed_world_size = started
+    dt.distributed_rank = int(os.environ["RANK"])
+    _check_rank(dt, "RANK")
+
+
+def _from_slurm(dt: Any) -> bool:
+    """One worker per Slurm task; the same variables and flags as fairseq uses with GPUs."""
+    env = os.environ
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    tasks = int(env.get("SLURM_STEP_NUM_TASKS") or 1)  # srun sets it, sbatch does not
+    world, port = dt.distributed_world_size, dt.distributed_port
+    if nodes is None or (tasks == 1 and world == 1):
+        return False
+    wanted = world if world > 1 else tasks
+    right = (
+        f"srun --ntasks {wanted} {_command()} DATA --cpu --distributed-world-size {wanted} "
+        f"--distributed-port 29500 ..."
+    )
+    if tasks == 1:
+        raise ValueError(
+            f"--distributed-world-size {world} in a Slurm job, but not with {world} tasks of srun. "
+            f"Run: {right}, or on one node: {_torchrun(world)}"
+        )
+    if world != tasks and not (world == 1 and port > 0):
+        raise ValueError(
+            f"srun started {tasks} tasks, but --distributed-world-size is {world}: these would be "
+            f"copies that overwrite each other's checkpoints. Run: {right}"
+        )
+    if port <= 0:
+        raise ValueError(
+            f"--distributed-port is {port}: Slurm's tasks need a port to meet at. Run: {right}"
+        )
+    if "SLURM_PROCID" not in env:
+        raise ValueError(f"SLURM_PROCID is not set, so this task has no rank. Run: {right}")
+    try:
+        hosts = subprocess.check_output(["scontrol", "show", "hostnames", nodes]).split()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"Slurm's scontrol, which names the first host of {nodes}, is not on the PATH; "
+            f"or run: {_torchrun(tasks)}"
+        ) from error
+    dt.distributed_init_method = f"tcp://{hosts[0].decode()}:{port}"
+    dt.distributed_world_size = tasks
+    dt.distributed_rank = int(env["SLURM_PROCID"])
+    _check_rank(dt, "SLURM_PROCID")
+    return True
+
+
+def _check_by_hand(dt: Any) -> None:
+    """`--distributed-init-method` was given: the user starts each worker with its rank."""
+    world = dt.distributed_world_size
+    right = (
+        f"start one process per rank: {_command()} DATA --cpu --distributed-init-method "
+        f"{dt.distributed_init_method} --distributed-world-size {max(world, 2)} "
+        f"--distributed-rank RANK --distributed-no-spawn ...; or all at once: "
+        f"{_torchrun(max(world, 2))}"
+    )
+    if not dt.distributed_no_spawn:
+        raise ValueError(
+            f"--distributed-init-method {dt.distributed_init_method} without "
+            f"--distributed-no-spawn starts one worker per CUDA device, and there is none: nothing "
+            f"would be trained. On CPU {right}"
+        )
+    # The rank's default is 0, so only the command line tells whether it was given.
+    given = [a.split("=")[0].lstrip("+").replace("_", "-").rsplit(".")[-1] for a in sys.argv[1:]]
+    given = [a.lstrip("-") for a in given]
+    if world > 1 and "distributed-init-method" in given and "distributed-rank" not in given:
+        raise ValueError(
+            f"--distributed-rank is missing: all {world} workers would be rank 0. On CPU {right}"
+        )
+    _check_rank(dt, "--distributed-rank")
+
+
+def _check_rank(dt: Any, source: str) -> None:
+    if not 0 <= dt.distributed_rank < dt.distributed_world_size:
+        raise ValueError(
+            f"{source} {dt.distributed_rank} with {dt.distributed_world_size} workers "
+            f"(--distributed-world-size): ranks go from 0 to {dt.distributed_world_size - 1}"
+        )
+
+
+# --------------------------------------------------------------- half precision
+
+
+def bf16_without_tpu() -> bool:
+    """`--bf16` on the command line means `--tpu` to fairseq, all versions.
+
+    Without it `--bf16` and `--memory-efficient-bf16` stop with `'NoneType' object has no attribute
+    'xla_device'` on CPU and GPU alike. Where torch_xla is installed nothing is changed.
+    """
+    from fairseq import options
+    from fairseq.distributed import utils as distributed_utils
+
+    if distributed_utils.xm is not None:
+        return False
+
+    def make(old: Callable) -> Callable:
+        @functools.wraps(old)
+        def parse_args_and_arch(parser: Any, input_args: Any = None, *a: Any, **kw: Any) -> Any:
+            parsed = old(parser, input_args, *a, **kw)
+            args = parsed[0] if isinstance(parsed, tuple) else parsed
+            words = sys.argv[1:] if input_args is None else input_args
+            if getattr(args, "bf16", False) and "--tpu" not in words:
+                args.tpu = False
+            return parsed
+
+        return parse_args_and_arch
+
+    return _replace(options, "parse_args_and_arch", make)
+
+
+def fp16_on_cpu() -> bool:
+    """`--fp16` flattens the gradients on the current CUDA device, all versions.
+
+    Without it `--fp16` on CPU stops with `Torch not compiled with CUDA enabled` (or puts the copy
+    on the GPU despite `--cpu`). On CPU it now implies `--fp16-no-flatten-grads`, same numbers.
+    """
+    from fairseq.optim.fp16_optimizer import FP16Optimizer
+
+    def make(old: Any) -> Any:
+        @functools.wraps(old.__func__)
+        def build_optimizer(cls: type, cfg: Any, params: Any, **kwargs: Any) -> Any:
+            params = list(params)
+            if params and params[0].device.type == "cpu":
+                cfg.common.fp16_no_flatten_grads = True
+            return old.__func__(cls, cfg, params, **kwargs)
+
+        setattr(build_optimizer, _MARK, True)
+        return classmethod(build_optimizer)
+
+    return _replace(FP16Optimizer, "build_optimizer", make)
+
+
+# --------------------------------------------------------------------- warnings
+
+# (start of the message, category, module it is blamed on). Only what fairseq's user cannot act on.
+# A message that names the user's own flags or files does not belong here.
+_NOISE: tuple[tuple[str, type, str], ...] = (
+    (r"hydra\.experimental\.\w+\(\) is no longer experimental", UserWarning, r"hydra\."),
+    (r"\s*The version_base parameter is not specified", UserWarning, r"hydra\."),
+    (r"In '.*': Usage of deprecated keyword in package header", UserWarning, r"hydra\."),
+    # Blamed on a frame far above hydra: the user's script, or nothing at all.
+    (r"\s*'config' is validated against ConfigStore schema", UserWarning, ""),
+    (r"\s*The strict flag in the compose API is deprecated", UserWarning, r"hydra\."),
+    (
+        r"'pin_memory' argument is set as true but no accelerator",
+        UserWarning,
+        r"torch\.utils\.data",
+    ),
+    (r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated", FutureWarning, r"(fairseq|torch)"),
+    (r"Support for mismatched key_padding_mask and", UserWarning, r"torch\.nn"),
+)
+
+
+def warning_noise() -> bool:
+    """hydra >= 1.1 and torch >= 2 warn of fairseq's code some ten times per run.
+
+    Nothing breaks without it, but warnings that matter drown. Each is matched by message and by
+    the module it is blamed on; the same message from the user's own code still shows.
+    """
+    before = len(warnings.filters)
+    for message, category, module in _NOISE:
+        warnings.filterwarnings("ignore", message=message, category=category, module=module)
+    return len(warnings.filters) > before
+
+
+# -------------------------------------------------------------------------- all
+
+PATCHES: tuple[Callable[[], bool], ...] = (
+    checkpoint_loading,
+    numpy_names,
+    last_batch,
+    abort_at_exit,
+    cpu_workers,
+    ddp_on_cpu,
+    bf16_without_tpu,
+    fp16_on_cpu,
+    warning_noise,
+)
+
+
+def apply() -> list[str]:
+    """Run every patch that this installation needs; return the names of those that did something.
+
+    May be called again at any time: what is in place stays, and the list is then empty.
+    """
+    return [patch.__name__ for patch in PATCHES if patch()]
