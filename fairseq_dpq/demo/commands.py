@@ -1,0 +1,94 @@
+"""The commands of the demo, as a user would type them: fairseq's own, with ``--user-dir`` and the
+DPQ flags, and the compaction tool. Paths are relative to the output folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fairseq_dpq.demo.corpus import SOURCE, TARGET
+
+# No --num-workers and no read-ahead thread: with data this small they cost more than they bring.
+# Batches need not be multiples of 8: the fork would drop the last ones, and test sentences with it.
+DATA = "--cpu --num-workers 0 --data-buffer-size 0 --required-batch-size-multiple 1"
+MODEL = (
+    "--arch transformer --share-decoder-input-output-embed --dropout 0.1 "
+    "--encoder-layers 1 --encoder-embed-dim 64 --encoder-ffn-embed-dim 128 "
+    "--encoder-attention-heads 4 "
+    "--decoder-layers 1 --decoder-embed-dim 64 --decoder-ffn-embed-dim 128 "
+    "--decoder-attention-heads 4"
+)
+TRAINING = (
+    "--criterion cross_entropy --optimizer adam --lr 5e-3 --lr-scheduler inverse_sqrt "
+    "--warmup-updates 200 --max-tokens 1000 --seed 1"
+)
+CHECKPOINTS = "--no-epoch-checkpoints --no-last-checkpoints"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of one demo run; the defaults take less than four minutes on two cores."""
+
+    seed: int = 1
+    train: int = 12000
+    valid: int = 500
+    test: int = 500
+    epochs: int = 10
+    K: int = 32
+    D: int = 16
+
+    def sizes(self) -> dict[str, int]:
+        """Sentences of each split."""
+        return {"train": self.train, "valid": self.valid, "test": self.test}
+
+
+@dataclass(frozen=True)
+class Model:
+    """One row of the table: a title, a folder, and the DPQ method (None: full table)."""
+
+    title: str
+    folder: str
+    method: str | None = None
+    extra: list[str] = field(default_factory=list)
+
+
+MODELS = (
+    Model("full table", "full"),
+    Model("DPQ-SX", "sx", "sx"),
+    Model("DPQ-VQ", "vq", "vq"),
+)
+
+
+def preprocess() -> list[str]:
+    """Text to binary data."""
+    files = "--trainpref corpus/train --validpref corpus/valid --testpref corpus/test"
+    return f"fairseq-preprocess -s {SOURCE} -t {TARGET} {files} --destdir bin".split()
+
+
+def train(setting: Setting, model: Model) -> list[str]:
+    """Training; the three commands differ in the DPQ flags only."""
+    command = ["fairseq-train", "bin", "--user-dir", "fairseq_dpq"]
+    if model.method is not None:
+        command += f"--dpq-K {setting.K} --dpq-D {setting.D} --dpq-method {model.method}".split()
+    command += [*model.extra, *MODEL.split(), *TRAINING.split(), *DATA.split()]
+    command += f"--max-epoch {setting.epochs} --save-dir {model.folder}".split()
+    return command + f"{CHECKPOINTS} --log-format json --log-interval 10".split()
+
+
+def compact(model: Model) -> list[str]:
+    """The trained checkpoint to its small form."""
+    folder = model.folder
+    return ["fairseq-dpq-compact", f"{folder}/checkpoint_best.pt", f"{folder}/compact.pt"]
+
+
+def shipped(model: Model) -> str:
+    """The file that translates: the compact one where there is DPQ."""
+    name = "checkpoint_best.pt" if model.method is None else "compact.pt"
+    return f"{model.folder}/{name}"
+
+
+def generate(model: Model) -> list[str]:
+    """Translation and score of the test set."""
+    command = ["fairseq-generate", "bin", "--user-dir", "fairseq_dpq", "--path", shipped(model)]
+    command += ["--beam", "5", "--max-len-a", "1.5", "--max-len-b", "10", "--max-tokens", "4000"]
+    command += ["--scoring", "sacrebleu", "--sacrebleu-tokenizer", "none"]
+    return command + DATA.split()
