@@ -122,6 +122,19 @@ pip_install() { "$VENV/bin/python" -m pip install --no-input "$@"; }
 
 make_venv() { rm -rf "$VENV" && "$python" -m venv "$VENV"; }
 
+# pip may hold a wheel that was compiled against another torch or numpy: when its parts do not load,
+# it is compiled anew. Built in the environment itself, for an isolated build fetches a second torch.
+install_fairseq() {
+  local install=(--no-build-isolation --no-deps --force-reinstall -r requirements/fairseq.txt)
+  pip_install "${install[@]}" || return
+  check_fairseq || { pip_install --no-cache-dir "${install[@]}" && check_fairseq; }
+}
+
+check_fairseq() {
+  (cd / && "$VENV/bin/python" -W ignore -c "import torch, fairseq.libbleu, fairseq.libbase, fairseq.libnat
+import fairseq.data.data_utils_fast, fairseq.data.token_block_utils_fast")
+}
+
 # fairseq looks for --user-dir NAME as a path, then beside its own package. An editable install is not
 # beside it, so a link puts this checkout there; the editable install brings the commands and metadata.
 install_package() {
@@ -138,8 +151,8 @@ PY
 }
 
 check_all() {
-  cd / && "$VENV/bin/python" -c "import torch, numpy, fairseq, fairseq.data.data_utils_fast, fairseq.libbleu
-import hydra, omegaconf, sacrebleu, sentencepiece, safetensors, pytest, xdist"
+  (cd / && "$VENV/bin/python" -W ignore -c "import torch, numpy, fairseq, hydra, omegaconf, sacrebleu
+import matplotlib, pytest, safetensors, sentencepiece, tensorboard, xdist")
 }
 
 install_and_check() { install_package && check_all; }
@@ -181,10 +194,10 @@ export MAX_JOBS
 # shellcheck disable=SC2086
 step torch "$TORCH and the build tools" "$TORCH $(cat requirements/torch.txt requirements/build.txt)" \
   pip_install $TORCH -r requirements/build.txt ${torch_pins[@]+"${torch_pins[@]}"}
-step fairseq "fairseq: compiling its C++ parts, 3 to 4 minutes, once" "$(cat requirements/fairseq.txt)" \
-  pip_install --no-build-isolation --no-deps -r requirements/fairseq.txt
 step run "run-time requirements" "$(cat requirements/run.txt)" \
   pip_install -r requirements/run.txt -c requirements/build.txt
+step fairseq "fairseq: compiling its C++ parts, 3 to 4 minutes, once" "$(cat requirements/fairseq.txt)" \
+  install_fairseq
 step dev "test and lint tools" "$(cat requirements/dev.txt)" \
   pip_install -r requirements/dev.txt -c requirements/build.txt
 step package "this checkout, and a check of the whole" "$PWD $(cat setup.py fairseq_dpq/version.py)" \

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -200,7 +201,7 @@ class Runner:
 
         together({"data": self.data})
         self.status.say("training three models side by side")
-        together({model.folder: (lambda model=model: self.model(model)) for model in MODELS})
+        together({model.folder: functools.partial(self.model, model) for model in MODELS})
         return [rows[model.folder] for model in MODELS]
 
 
