@@ -1,0 +1,122 @@
+"""Members out of tar, zip and gzip files, written whole or not at all.
+
+An archive with any member that points outside the target folder is refused as a whole.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import shutil
+import tarfile
+import zipfile
+import zlib
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Any, Iterator, Mapping
+
+from fairseq_dpq.datasets.errors import PrepareError
+
+_BROKEN = (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile,
+           lzma.LZMAError, RuntimeError, NotImplementedError)  # fmt: skip
+
+
+def safe_name(name: str) -> str:
+    """The member's path with `./` taken off; PrepareError if it leaves the target folder."""
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    drive = bool(parts) and len(parts[0]) >= 2 and parts[0][1] == ":"
+    if name.startswith(("/", "\\")) or drive or ".." in parts or "\0" in name:
+        raise PrepareError(f"member {name!r} points outside the target folder")
+    return "/".join(parts)
+
+
+def extract(archive: Path, members: Mapping[str, Path]) -> None:
+    """Write each wanted member (path in the archive, may hold `*`) to its target file.
+
+    A plain .gz has a single nameless member, which goes to the only target.
+    """
+    staged: dict[str, Path] = {
+        member: target.with_name(target.name + ".tmp") for member, target in members.items()
+    }
+    for target in members.values():
+        target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        try:
+            seen = _copy_members(archive, staged)
+        except _BROKEN as error:
+            raise PrepareError(f"cut short or damaged ({error})") from error
+        missing = [member for member in members if member not in seen]
+        if missing:
+            raise PrepareError(f"has no member {', '.join(missing)}")
+        for member, target in members.items():
+            os.replace(staged[member], target)
+    except PrepareError as error:
+        raise PrepareError(f"archive {archive}: {error}") from error
+    finally:
+        for path in staged.values():
+            if path.exists():
+                path.unlink()
+
+
+def _copy_members(archive: Path, staged: Mapping[str, Path]) -> list[str]:
+    with open(archive, "rb") as stream:
+        magic = stream.read(4)
+    if magic == b"PK\x03\x04" or magic == b"PK\x05\x06":
+        return _copy(_zip_members(archive), staged)
+    is_tar = archive.name.endswith((".tgz", ".tar.gz", ".tar"))
+    if magic[:2] == b"\x1f\x8b" and not is_tar:
+        ((member, path),) = staged.items()
+        with gzip.open(archive, "rb") as source, open(path, "wb") as out:
+            shutil.copyfileobj(source, out, 1 << 20)
+        return [member]
+    if magic[:2] == b"\x1f\x8b" or archive.name.endswith(".tar"):
+        return _copy(_tar_members(archive), staged)
+    raise PrepareError(f"is not a tar, zip or gzip file: it begins with {magic!r}")
+
+
+def _copy(members: Iterator[tuple[str, Any]], staged: Mapping[str, Path]) -> list[str]:
+    seen: list[str] = []
+    for name, opener in members:
+        for wanted, path in staged.items():
+            if name != wanted and not ("*" in wanted and fnmatchcase(name, wanted)):
+                continue
+            if wanted in seen:
+                raise PrepareError(f"member {wanted} occurs twice")
+            source: IO[bytes] = opener()
+            with source, open(path, "wb") as out:
+                shutil.copyfileobj(source, out, 1 << 20)
+            seen.append(wanted)
+    return seen
+
+
+def _tar_members(archive: Path) -> Iterator[tuple[str, Any]]:
+    opener: Any = open if archive.name.endswith(".tar") else gzip.open
+    # "r|" reads once from front to back, which suits an archive of a gigabyte.
+    with opener(archive, "rb") as stream:
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
+            for info in tar:
+                name = safe_name(info.name)
+                if info.issym() or info.islnk():
+                    _check_link(name, info)
+                elif info.isfile():
+                    yield name, lambda info=info: tar.extractfile(info)
+                elif not info.isdir():
+                    raise PrepareError(f"member {name!r} is a device, not a file")
+        while stream.read(1 << 20):  # up to gzip's own length and CRC, which tarfile ignores
+            pass
+
+
+def _check_link(name: str, info: tarfile.TarInfo) -> None:
+    base = os.path.dirname(name) if info.issym() else ""
+    joined = os.path.normpath(os.path.join(base, info.linkname))
+    if os.path.isabs(info.linkname) or joined.split(os.sep)[0] == "..":
+        raise PrepareError(f"link {name!r} points outside the target folder")
+
+
+def _zip_members(archive: Path) -> Iterator[tuple[str, Any]]:
+    with zipfile.ZipFile(archive) as bundle:
+        names = [(safe_name(info.filename), info) for info in bundle.infolist()]
+        for name, info in names:
+            if not info.is_dir():
+                yield name, lambda info=info: bundle.open(info)

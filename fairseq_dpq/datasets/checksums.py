@@ -1,0 +1,108 @@
+"""Checksums: what a file should be, and whether it is.
+
+`Checks` carries the user's --no-checksum and --checksums over the built-in tables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fairseq_dpq.datasets.errors import PrepareError
+
+_HEX_LENGTHS = {32: "md5", 40: "sha1", 64: "sha256"}
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What is known of a file; every field may be missing."""
+
+    size: int | None = None
+    sha256: str | None = None
+    sha1: str | None = None
+    md5: str | None = None
+
+    def best(self) -> tuple[str, str] | None:
+        """The strongest known checksum as (algorithm, hex digits)."""
+        for algorithm in ("sha256", "sha1", "md5"):
+            value = getattr(self, algorithm)
+            if value:
+                return algorithm, value
+        return None
+
+    def __bool__(self) -> bool:
+        return self.size is not None or self.best() is not None
+
+
+UNKNOWN = Digest()
+
+
+def hash_file(path: Path, algorithm: str = "sha256") -> str:
+    """Hex digest of a file, read in blocks."""
+    state = hashlib.new(algorithm)
+    with open(path, "rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            state.update(block)
+    return state.hexdigest()
+
+
+def mismatch(path: Path, digest: Digest) -> str | None:
+    """Why the file is not the one that was meant, or None if it is."""
+    size = path.stat().st_size
+    if digest.size is not None and size != digest.size:
+        return f"wrong size: {size} bytes, expected {digest.size}"
+    best = digest.best()
+    if best is not None:
+        algorithm, expected = best
+        got = hash_file(path, algorithm)
+        if got != expected:
+            return f"wrong checksum: {algorithm} {got}, expected {expected}"
+    return None
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Which checksums are checked. `skip` holds file names; "*" stands for all of them."""
+
+    skip: frozenset[str] = frozenset()
+    override: dict[str, Digest] = field(default_factory=dict)
+
+    @property
+    def documented(self) -> bool:
+        """True while every file is known to be the documented one, so counts must match too."""
+        return not self.skip and not self.override
+
+    def digest(self, name: str, builtin: Digest) -> Digest:
+        """The digest that `name` has to have under the user's choice; may be empty."""
+        if "*" in self.skip or name in self.skip:
+            return Digest()
+        return self.override.get(name, builtin)
+
+    def require(self, path: Path, name: str, builtin: Digest) -> None:
+        """Raise unless the user's own file `path` is what `name` stands for."""
+        reason = mismatch(path, self.digest(name, builtin))
+        if reason is not None:
+            raise PrepareError(
+                f"{path}: {reason}; replace the file, or pass --no-checksum {name} if it is "
+                "meant to differ"
+            )
+
+
+def read_checksum_file(path: Path) -> dict[str, Digest]:
+    """Read lines of `HEX  NAME` as sha256sum, sha1sum and md5sum write them."""
+    found: dict[str, Digest] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PrepareError(f"--checksums {path}: cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        parts = line.split(None, 1)
+        algorithm = _HEX_LENGTHS.get(len(parts[0]))
+        if len(parts) != 2 or algorithm is None:
+            raise PrepareError(f"--checksums {path}: line {number} is not 'HEX  NAME': {line!r}")
+        name = parts[1].strip().lstrip("*").rsplit("/", 1)[-1]
+        found[name] = Digest(**{algorithm: parts[0].lower()})  # type: ignore[arg-type]
+    return found

@@ -1,0 +1,157 @@
+"""The command line that all prepare scripts share.
+
+Flags, exit codes (0 done, 2 a one-line error, 130 interrupted) and the run itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, Sequence
+
+from fairseq_dpq.datasets.binarize import require_fairseq
+from fairseq_dpq.datasets.checksums import Checks, read_checksum_file
+from fairseq_dpq.datasets.download import Downloader
+from fairseq_dpq.datasets.errors import PrepareError
+from fairseq_dpq.datasets.sources import Sources, Wanted
+from fairseq_dpq.datasets.stamps import build_folder, check_replaceable, is_current, work_folder
+
+Result = Dict[str, Any]
+
+
+def cores() -> int:
+    """Cores this process may use (a container often has fewer than the machine)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def make_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """The parser with the flags that every data set has."""
+    parser = argparse.ArgumentParser(prog=f"prepare_{name}.sh", description=description)
+    add = parser.add_argument
+    add("--from", dest="from_dir", type=Path, metavar="DIR",
+        help="use the files (or archives) in DIR, without network")  # fmt: skip
+    add("--out", type=Path, default=Path("data-bin") / name, metavar="DIR",
+        help="binarised data (default: %(default)s)")  # fmt: skip
+    add("--work", type=Path, default=Path("data") / name, metavar="DIR",
+        help="downloads and intermediate files (default: %(default)s)")  # fmt: skip
+    add("--mirror", "--base-url", dest="mirrors", action="append", default=[], metavar="URL",
+        help="fetch from URL instead of the built-in addresses; may be repeated")  # fmt: skip
+    add("--checksums", type=Path, metavar="FILE",
+        help="sha256sum/md5sum lines that replace the built-in checksums")  # fmt: skip
+    add("--no-checksum", nargs="?", const="*", default="", metavar="NAME,NAME",
+        help="do not check these files (all, if none is named); documented counts then "
+        "give a warning instead of an error")  # fmt: skip
+    add("--retries", type=int, default=4, metavar="N",
+        help="attempts without progress before the next mirror (default: %(default)s)")  # fmt: skip
+    add("--workers", type=int, default=cores(), metavar="N",
+        help="processes (default: all cores, here %(default)s)")  # fmt: skip
+    add("--force", action="store_true", help="build again even if nothing has changed")
+    add("--keep", action="store_true", help="keep extracted and intermediate files in --work")
+    return parser
+
+
+class Run:
+    """One run of a prepare script: its flags, its sources, its output folder."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        if args.workers < 1:
+            raise PrepareError(f"--workers {args.workers}: must be at least 1")
+        if args.retries < 0:
+            raise PrepareError(f"--retries {args.retries}: must be at least 0")
+        for mirror in args.mirrors:
+            if not mirror.startswith(("http://", "https://")):
+                raise PrepareError(f"--mirror {mirror}: must begin with http:// or https://")
+        self.name = name
+        self.args = args
+        self.out: Path = args.out
+        self.work: Path = args.work
+        self.workers: int = args.workers
+        override = read_checksum_file(args.checksums) if args.checksums else {}
+        skip = frozenset(part for part in args.no_checksum.split(",") if part)
+        self.checks = Checks(skip, override)
+        downloader = Downloader(
+            self.work / "downloads", self.checks, args.mirrors, retries=args.retries
+        )
+        self.sources = Sources(args.from_dir, self.work, downloader)
+
+    def expect(self, what: str, got: Any, expected: Any) -> None:
+        """A documented figure: binding for the documented files, a warning for other ones."""
+        if got == expected:
+            return
+        message = f"{what}: {got}, documented is {expected}"
+        if self.checks.documented:
+            raise PrepareError(message)
+        self.say(f"warning: {message}")
+
+    def say(self, message: str) -> None:
+        print(f"| {message}", flush=True)
+
+    def publish(
+        self,
+        options: Result,
+        wanted: Sequence[Wanted],
+        build: Callable[[Path], Result],
+        report: Callable[[Result], Sequence[str]],
+    ) -> None:
+        """Make --out by `build`, unless it stands there made from the same files and options.
+
+        With --from the files themselves are compared. Without it the options (which hold the
+        addresses' checksums) say it all: the downloads may have been deleted since.
+        """
+        check_replaceable(self.out)
+        key: Result = {"dataset": self.name, "options": {**options, **self._checksum_options()}}
+        if self.args.from_dir is not None:
+            key["inputs"] = self.sources.hashes(self.sources.fetch(wanted))
+        result = None if self.args.force else is_current(self.out, key)
+        state = "up to date, nothing to do"
+        if result is None:
+            result = build_folder(self.out, key, build, force=True)
+            state = "done"
+        self._finish(report(result), state)
+
+    def _checksum_options(self) -> Result:
+        override = {name: digest.best() for name, digest in self.checks.override.items()}
+        return {"no_checksum": sorted(self.checks.skip), "checksums": override}
+
+    def _finish(self, lines: Sequence[str], state: str) -> None:
+        if not self.args.keep:
+            for name in ("extracted", "stages"):
+                shutil.rmtree(self.work / name, ignore_errors=True)
+        for line in lines:
+            self.say(line)
+        self.say(f"{self.out}: {state}")
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    # As an exception, so that half-made folders are cleaned up on `kill` as well.
+    raise KeyboardInterrupt
+
+
+def run_main(
+    name: str,
+    parser: argparse.ArgumentParser,
+    body: Callable[[Run], None],
+    argv: list[str] | None = None,
+) -> int:
+    """Parse, run, and turn what went wrong into one line and an exit code."""
+    args = parser.parse_args(argv)
+    try:
+        signal.signal(signal.SIGTERM, _terminate)
+        require_fairseq()
+        run = Run(name, args)
+        with work_folder(run.work):
+            body(run)
+    except (PrepareError, OSError) as error:
+        text = " ".join(str(error).split())
+        print(f"prepare_{name}.sh: error: {text}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"prepare_{name}.sh: interrupted; run it again to go on", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,263 @@
+"""Downloads: mirrors in order, resumed by Range, checked, then renamed into place.
+
+A broken-off download stays as NAME.part, from which the next run goes on.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Sequence
+
+from tqdm import tqdm
+
+from fairseq_dpq.datasets.checksums import UNKNOWN, Checks, Digest, mismatch
+from fairseq_dpq.datasets.errors import PrepareError
+
+# Two of the hosts answer 403 to Python's own User-Agent.
+USER_AGENT = (
+    "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) "
+    "Chrome/124.0.0.0 Safari/537.36"
+)
+_BLOCK = 1 << 18
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file on the network: its name on disk, its addresses in order, its digest."""
+
+    name: str
+    urls: tuple[str, ...]
+    digest: Digest = UNKNOWN
+
+
+class _GiveUp(Exception):
+    """This address cannot serve the file; the next one may."""
+
+
+class _TryAgain(Exception):
+    """The connection failed; the same address may work in a moment."""
+
+
+def progress(total: int | None, label: str, unit: str = "B", initial: int = 0) -> Any:
+    """A progress bar on stderr; seldom redrawn when stderr is a log file."""
+    return tqdm(
+        total=total,
+        initial=initial,
+        desc=label,
+        unit=unit,
+        unit_scale=True,
+        file=sys.stderr,
+        leave=False,
+        mininterval=0.5 if sys.stderr.isatty() else 30.0,
+    )
+
+
+class Downloader:
+    """Fetches `Remote`s into one folder and remembers which files were verified."""
+
+    def __init__(
+        self,
+        folder: Path,
+        checks: Checks,
+        mirrors: Sequence[str] = (),
+        retries: int = 4,
+        timeout: float = 60.0,
+        wait: float = 1.0,
+    ) -> None:
+        self.folder = folder
+        self.checks = checks
+        self.mirrors = tuple(mirrors)
+        self.retries = retries
+        self.timeout = timeout
+        self.wait = wait
+
+    def addresses(self, remote: Remote) -> list[str]:
+        """Where to look: under each --mirror by full path, then by name; else the built-in URLs."""
+        if not self.mirrors:
+            return list(remote.urls)
+        found: list[str] = []
+        for mirror in self.mirrors:
+            base = mirror.rstrip("/")
+            paths = [urllib.parse.urlsplit(url).path for url in remote.urls]
+            for path in [*paths, "/" + remote.name]:
+                if base + path not in found:
+                    found.append(base + path)
+        for mirror in self.mirrors:
+            for url in remote.urls:
+                short = mirror.rstrip("/") + "/" + urllib.parse.urlsplit(url).path.split("/")[-1]
+                if short not in found:
+                    found.append(short)
+        return found
+
+    def get(self, remote: Remote) -> Path:
+        """The verified file, downloaded if it is not there yet."""
+        target = self.folder / remote.name
+        digest = self.checks.digest(remote.name, remote.digest)
+        if target.exists():
+            if self._known_good(target, digest):
+                return target
+            reason = mismatch(target, digest)
+            if reason is None:
+                self._remember(target, digest)
+                return target
+            print(f"{target}: {reason}; fetching it again", file=sys.stderr)
+            target.unlink()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        reasons: list[str] = []
+        for url in self.addresses(remote):
+            try:
+                self._from_address(url, target, digest)
+            except _GiveUp as error:
+                reasons.append(f"{url}: {error}")
+                continue
+            self._remember(target, digest)
+            return target
+        hint = "try again later to resume, or pass --from DIR with the file in it"
+        raise PrepareError(f"cannot download {remote.name}: {'; '.join(reasons)} ({hint})")
+
+    def _from_address(self, url: str, target: Path, digest: Digest) -> None:
+        part = target.with_name(target.name + ".part")
+        failures = 0
+        while True:
+            resumed = self._start(part, url, digest)
+            before = resumed
+            try:
+                self._transfer(url, part, resumed, target.name, digest)
+            except _TryAgain as error:
+                now = part.stat().st_size if part.exists() else 0
+                # Only attempts that brought nothing count: a flaky line may need many resumes.
+                failures = 0 if now > before else failures + 1
+                if failures > self.retries:
+                    raise _GiveUp(f"{error}; {now} bytes kept in {part.name}") from error
+                time.sleep(min(30.0, self.wait * 2 ** min(failures, 5)))
+                continue
+            reason = mismatch(part, digest)
+            if reason is None:
+                os.replace(part, target)
+                self._meta(part).unlink()
+                return
+            part.unlink()
+            self._meta(part).unlink()
+            if not resumed:
+                raise _GiveUp(reason)
+            # The kept beginning may have been another version: once more from byte 0.
+
+    def _start(self, part: Path, url: str, digest: Digest) -> int:
+        """How many bytes of NAME.part can be kept."""
+        meta = self._read_json(self._meta(part))
+        if not part.exists() or not meta:
+            return 0
+        # Without a checksum to catch a mixture, only the same address may continue a file.
+        if meta.get("url") != url and digest.best() is None:
+            return 0
+        return part.stat().st_size
+
+    def _transfer(self, url: str, part: Path, offset: int, label: str, digest: Digest) -> None:
+        headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
+        meta = self._read_json(self._meta(part))
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+            if meta.get("url") == url and meta.get("etag"):
+                headers["If-Range"] = meta["etag"]
+        request = urllib.request.Request(url, headers=headers)
+        try:
+            response = urllib.request.urlopen(request, timeout=self.timeout)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 416 and offset:
+                    whole = (error.headers.get("Content-Range") or "").rpartition("/")[2]
+                    if whole == str(offset):
+                        return
+                    part.unlink()
+                    raise _TryAgain("the kept part is longer than the file") from error
+                if error.code in _TRANSIENT:
+                    raise _TryAgain(f"HTTP {error.code}") from error
+                raise _GiveUp(f"HTTP {error.code} {error.reason}") from error
+        except ValueError as error:
+            raise _GiveUp(f"not a usable address: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise _TryAgain(f"no connection ({getattr(error, 'reason', error)})") from error
+        with response:
+            if offset and response.status == 206:
+                expected = f"bytes {offset}-"
+                if not (response.headers.get("Content-Range") or "").startswith(expected):
+                    part.unlink()
+                    raise _TryAgain("the server resumed at another byte")
+            else:
+                offset = 0  # the server sends the whole file
+            length = response.headers.get("Content-Length")
+            total = offset + int(length) if length and length.isdigit() else digest.size
+            self._room(part, (total or 0) - offset)
+            etag = response.headers.get("ETag") or ""
+            record = {"url": url, "etag": "" if etag.startswith("W/") else etag}
+            self._meta(part).write_text(json.dumps(record), encoding="utf-8")
+            done = self._copy(response, part, offset, total, label)
+        if total is not None and done < total:
+            raise _TryAgain(f"broke off after {done} of {total} bytes")
+
+    def _copy(self, response: Any, part: Path, offset: int, total: int | None, label: str) -> int:
+        done = offset
+        with open(part, "ab" if offset else "wb") as out, progress(
+            total, label, initial=offset
+        ) as bar:
+            while True:
+                try:
+                    block = response.read(_BLOCK)
+                except http.client.IncompleteRead as error:
+                    out.write(error.partial)
+                    raise _TryAgain(f"broke off after {done} bytes") from error
+                except (OSError, http.client.HTTPException) as error:
+                    raise _TryAgain(f"broke off after {done} bytes ({error})") from error
+                if not block:
+                    return done
+                out.write(block)
+                done += len(block)
+                bar.update(len(block))
+
+    def _room(self, part: Path, needed: int) -> None:
+        free = shutil.disk_usage(part.parent).free
+        if needed > free:
+            raise PrepareError(
+                f"{part.parent}: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; "
+                "pass --work DIR on a larger disk"
+            )
+
+    @staticmethod
+    def _meta(part: Path) -> Path:
+        return part.with_name(part.name + ".json")
+
+    @staticmethod
+    def _read_json(path: Path) -> dict[str, Any]:
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def _record(self, path: Path, digest: Digest) -> dict[str, Any]:
+        stat = path.stat()
+        return {"size": stat.st_size, "mtime": stat.st_mtime_ns, "digest": asdict(digest)}
+
+    def _known_good(self, path: Path, digest: Digest) -> bool:
+        known = self._read_json(self.folder / "verified.json")
+        return known.get(path.name) == self._record(path, digest)
+
+    def _remember(self, path: Path, digest: Digest) -> None:
+        """Spare the next run the hashing of 9 GB: size and time say the file is unchanged."""
+        index = self.folder / "verified.json"
+        known = self._read_json(index)
+        known[path.name] = self._record(path, digest)
+        fresh = index.with_name(index.name + ".tmp")
+        fresh.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")
+        os.replace(fresh, index)

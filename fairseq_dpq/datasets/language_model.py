@@ -1,0 +1,131 @@
+"""What the two language-model sets have in common: three files of running text.
+
+The vocabulary is closed and every line ends in one end-of-line token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq_dpq.datasets.binarize import dictionary_size, preprocess
+from fairseq_dpq.datasets.cli import Result, Run, make_parser, run_main
+from fairseq_dpq.datasets.errors import PrepareError
+from fairseq_dpq.datasets.sources import Wanted
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class TextSet:
+    """A language-model set: its files and the figures that are documented for it."""
+
+    name: str
+    title: str
+    files: dict[str, Wanted]
+    lines: dict[str, int]
+    tokens: dict[str, int]  # with one end-of-line per line
+    types: int  # with <unk> and end-of-line
+
+
+def count(path: Path, vocabulary: set[str], grow: bool) -> tuple[int, int, int]:
+    """(lines, tokens with end-of-line, tokens outside the vocabulary); `grow` adds them to it."""
+    lines = tokens = unknown = 0
+    with open(path, encoding="utf-8", newline="\n") as stream:
+        try:
+            for line in stream:
+                words = line.split()
+                lines += 1
+                tokens += len(words) + 1
+                if grow:
+                    vocabulary.update(words)
+                else:
+                    unknown += sum(word not in vocabulary for word in words)
+        except UnicodeDecodeError as error:
+            raise PrepareError(f"{path}: not UTF-8 text ({error})") from error
+    if not lines:
+        raise PrepareError(f"{path}: is empty")
+    return lines, tokens, unknown
+
+
+def _splits(text: str) -> list[str]:
+    chosen = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [part for part in chosen if part not in SPLITS]
+    if unknown or "train" not in chosen:
+        raise PrepareError(
+            f"--splits {text}: choose from train,valid,test; train gives the dictionary and must "
+            "be among them"
+        )
+    return [split for split in SPLITS if split in chosen]
+
+
+def _require_splits(run: Run, data: TextSet, splits: list[str]) -> None:
+    """Name --splits when a file is missing from --from."""
+    if run.args.from_dir is None:
+        return
+    missing = [split for split in splits if run.sources.locate(data.files[split]) is None]
+    if not missing:
+        return
+    names = ", ".join(data.files[split].name for split in missing)
+    message = f"--from {run.args.from_dir}: missing split {','.join(missing)} (no {names})"
+    rest = [split for split in splits if split not in missing]
+    if "train" in rest:
+        message += f"; add it, or pass --splits {','.join(rest)} to do without"
+    raise PrepareError(message)
+
+
+def _build(run: Run, data: TextSet, splits: list[str], folder: Path) -> Result:
+    wanted = [data.files[split] for split in splits]
+    held = run.sources.fetch(wanted)
+    paths = run.sources.unpack(held, wanted)
+    vocabulary: set[str] = set()
+    counts: dict[str, list[int]] = {}
+    for split in splits:
+        path = paths[data.files[split].name]
+        lines, tokens, unknown = count(path, vocabulary, grow=split == "train")
+        run.expect(f"{split} lines", lines, data.lines[split])
+        run.expect(f"{split} tokens with end-of-line", tokens, data.tokens[split])
+        counts[split] = [lines, tokens, unknown]
+    # Types as the papers count them: words, <unk> and end-of-line.
+    types = len(vocabulary | {"<unk>"}) + 1
+    run.expect("types with <unk> and end-of-line", types, data.types)
+    run.say(f"fairseq-preprocess: {', '.join(splits)}")
+    arguments = ["--only-source", "--padding-factor", "1"]
+    for split in splits:
+        arguments += [f"--{split}pref", str(paths[data.files[split].name])]
+    preprocess(folder, arguments, run.workers)
+    entries = dictionary_size(folder / "dict.txt")
+    if entries != types + 2:  # fairseq's <s> and <pad> are no types of the paper
+        raise PrepareError(f"{folder / 'dict.txt'}: {entries} entries, expected {types + 2}")
+    return {"counts": counts, "types": types, "dictionary": entries}
+
+
+def _report(result: Result) -> list[str]:
+    lines = [
+        f"{split}: {n:,} lines, {tokens:,} tokens with end-of-line, {unknown:,} unknown"
+        for split, (n, tokens, unknown) in sorted(
+            result["counts"].items(), key=lambda item: SPLITS.index(item[0])
+        )
+    ]
+    types, entries = result["types"], result["dictionary"]
+    return [
+        *lines,
+        f"{types:,} types with <unk> and end-of-line; {entries:,} dictionary entries in fairseq",
+    ]
+
+
+def main(data: TextSet, argv: list[str] | None = None) -> int:
+    """Run the prepare script of a language-model set."""
+    parser = make_parser(data.name, f"{data.title}: download, check, fairseq-preprocess.")
+    parser.add_argument("--splits", default=",".join(SPLITS), metavar="A,B",
+                        help="splits to binarise (default: %(default)s)")  # fmt: skip
+
+    def body(run: Run) -> None:
+        splits = _splits(run.args.splits)
+        _require_splits(run, data, splits)
+        wanted = [data.files[split] for split in splits]
+        run.publish(
+            {"splits": splits}, wanted, lambda folder: _build(run, data, splits, folder), _report
+        )
+
+    return run_main(data.name, parser, body, argv)

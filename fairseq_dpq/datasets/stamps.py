@@ -1,0 +1,112 @@
+"""Folders that are built once: in a temporary place, stamped, then renamed.
+
+The stamp holds the inputs and options; the same key again means there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Mapping
+
+from fairseq_dpq.datasets.errors import PrepareError
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows has no flock
+    fcntl = None  # type: ignore[assignment]
+
+STAMP = "prepare.json"
+Result = Dict[str, Any]
+
+
+def read_stamp(folder: Path) -> dict[str, Any] | None:
+    """The stamp of a finished folder, or None if it is missing or files of it have changed."""
+    try:
+        stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
+        sizes = {name: (folder / name).stat().st_size for name in stamp["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return stamp if sizes == stamp["files"] else None
+
+
+def is_current(folder: Path, key: Mapping[str, Any]) -> Result | None:
+    """The recorded result if `folder` was built with this key, else None."""
+    stamp = read_stamp(folder)
+    # Through JSON, so that tuples and lists compare equal.
+    if stamp is None or stamp.get("key") != json.loads(json.dumps(key)):
+        return None
+    result: Result = stamp["result"]
+    return result
+
+
+def build_folder(
+    folder: Path, key: Mapping[str, Any], build: Callable[[Path], Result], force: bool = False
+) -> Result:
+    """Return the result of `build(temporary folder)`, from the stamp if the key is unchanged."""
+    if not force:
+        result = is_current(folder, key)
+        if result is not None:
+            return result
+    check_replaceable(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.partial")
+    old = folder.with_name(f".{folder.name}.old")
+    for leftover in (partial, old):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    partial.mkdir()
+    try:
+        result = build(partial)
+        files = {
+            path.relative_to(partial).as_posix(): path.stat().st_size
+            for path in sorted(partial.rglob("*"))
+            if path.is_file()
+        }
+        stamp = {"key": key, "result": result, "files": files}
+        text = json.dumps(stamp, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        (partial / STAMP).write_text(text, encoding="utf-8")
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+    return result
+
+
+def check_replaceable(folder: Path) -> None:
+    """Only a folder that a prepare script made, or an empty one, may be replaced."""
+    if folder.is_dir() and ((folder / STAMP).exists() or not any(folder.iterdir())):
+        return
+    if folder.exists():
+        raise PrepareError(
+            f"{folder} exists and was not made by this script (no {STAMP} in it); "
+            "move it away or choose another --out"
+        )
+
+
+@contextlib.contextmanager
+def work_folder(work: Path) -> Iterator[None]:
+    """Hold the work folder for one run at a time; an empty one is taken away at the end."""
+    missing = [path for path in (work, *work.parents) if not path.exists()]
+    work.mkdir(parents=True, exist_ok=True)
+    handle = os.open(work, os.O_RDONLY) if fcntl is not None else -1
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise PrepareError(
+                    f"another run is using {work}; wait for it or pass --work DIR"
+                ) from error
+        yield
+    finally:
+        if handle >= 0:
+            os.close(handle)
+        with contextlib.suppress(OSError):
+            for path in missing:
+                path.rmdir()

@@ -1,0 +1,134 @@
+"""Downloads against a real server: mirrors, resuming, refusals, checksums.
+
+The server's log of requests shows what was really asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+import pytest
+from data_server import Server
+
+from fairseq_dpq.datasets.checksums import Checks, Digest, read_checksum_file
+from fairseq_dpq.datasets.download import Downloader, Remote
+from fairseq_dpq.datasets.errors import PrepareError
+
+BODY = random.Random(1).getrandbits(8 * 700_000).to_bytes(700_000, "big")
+GOOD = Digest(size=len(BODY), sha256=hashlib.sha256(BODY).hexdigest())
+
+
+def downloader(folder: Path, checks: Checks | None = None, **kwargs: object) -> Downloader:
+    return Downloader(folder, checks or Checks(), retries=1, wait=0.01, **kwargs)  # type: ignore[arg-type]
+
+
+def test_resumes_where_the_server_broke_off(server: Server, tmp_path: Path) -> None:
+    server.files["/a.bin"] = BODY
+    server.break_off["/a.bin"] = [300_000, 200_000]
+    path = downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+    assert path.read_bytes() == BODY
+    assert server.requests == [
+        ("/a.bin", ""),
+        ("/a.bin", "bytes=300000-"),
+        ("/a.bin", "bytes=500000-"),
+    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bin", "verified.json"]
+
+
+def test_a_later_run_goes_on_from_the_part_file(server: Server, tmp_path: Path) -> None:
+    server.files["/a.bin"] = BODY
+    server.break_off["/a.bin"] = [1000, 0, 0, 0, 0]
+    remote = Remote("a.bin", (server.url + "/a.bin",), GOOD)
+    with pytest.raises(PrepareError, match=r"1000 bytes kept in a\.bin\.part"):
+        downloader(tmp_path).get(remote)
+    assert not (tmp_path / "a.bin").exists()
+    server.break_off.clear()
+    server.requests.clear()
+    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+    assert server.requests == [("/a.bin", "bytes=1000-")]
+    server.requests.clear()
+    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+    assert server.requests == []  # verified once, not asked for again
+
+
+def test_whole_file_when_range_is_ignored(server: Server, tmp_path: Path) -> None:
+    server.files["/a.bin"] = BODY
+    server.break_off["/a.bin"] = [5000]
+    server.ignore_range = True
+    path = downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+    assert path.read_bytes() == BODY
+
+
+def test_kept_bytes_of_another_version_are_thrown_away(server: Server, tmp_path: Path) -> None:
+    other, good = "/other/a.bin", "/good/a.bin"
+    server.files = {other: b"x" * len(BODY), good: BODY}
+    server.break_off[other] = [4000, 0, 0, 0, 0]
+    remote = Remote("a.bin", (server.url + other, server.url + good), GOOD)
+    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+    assert server.requests[-2:] == [(good, "bytes=4000-"), (good, "")]
+
+
+def test_browser_agent_passes_where_robots_get_403(server: Server, tmp_path: Path) -> None:
+    server.files["/a.bin"] = BODY
+    server.browsers_only = True
+    remote = Remote("a.bin", (server.url + "/a.bin",), GOOD)
+    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+
+
+def test_mirrors_are_tried_in_order(server: Server, tmp_path: Path) -> None:
+    server.files = {"/3/a.bin": BODY, "/2/a.bin": b"a login page"}
+    server.status["/1/a.bin"] = 403
+    urls = tuple(f"{server.url}/{n}/a.bin" for n in (1, 2, 3, 4))
+    assert downloader(tmp_path).get(Remote("a.bin", urls, GOOD)).read_bytes() == BODY
+    assert [path for path, _ in server.requests] == ["/1/a.bin", "/2/a.bin", "/3/a.bin"]
+
+
+def test_mirror_flag_replaces_the_addresses(server: Server, tmp_path: Path) -> None:
+    server.files["/m/x/y/a.bin"] = BODY
+    remote = Remote("a.bin", ("https://nowhere.invalid/x/y/a.bin",), GOOD)
+    assert downloader(tmp_path, mirrors=[server.url + "/m/"]).get(remote).read_bytes() == BODY
+    assert [path for path, _ in server.requests] == ["/m/x/y/a.bin"]
+
+
+def test_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    bad = bytes([BODY[0] ^ 1]) + BODY[1:]
+    server.files["/a.bin"] = bad
+    with pytest.raises(PrepareError, match="wrong checksum: sha256 .* expected " + GOOD.sha256):  # type: ignore[operator]
+        downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+    assert list(tmp_path.iterdir()) == []
+    skip = Checks(frozenset({"a.bin"}))
+    path = downloader(tmp_path, skip).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+    assert path.read_bytes() == bad
+
+
+def test_every_reason_is_in_the_one_line(server: Server, tmp_path: Path) -> None:
+    server.status = {"/1": 403, "/2": 503}
+    with pytest.raises(PrepareError) as caught:
+        downloader(tmp_path).get(Remote("a.bin", (server.url + "/1", server.url + "/2"), GOOD))
+    text = str(caught.value)
+    assert "HTTP 403" in text and "HTTP 503" in text and "--from DIR" in text
+    assert "\n" not in text
+    assert [path for path, _ in server.requests] == ["/1", "/2", "/2"]  # only 503 is tried again
+
+
+def test_changed_file_on_disk_is_fetched_again(server: Server, tmp_path: Path) -> None:
+    server.files["/a.bin"] = BODY
+    remote = Remote("a.bin", (server.url + "/a.bin",), GOOD)
+    path = downloader(tmp_path).get(remote)
+    path.write_bytes(BODY[:-1])
+    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+
+
+def test_checksum_file_takes_all_three_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "sums"
+    path.write_text(f"{'a' * 64}  x/one\n{'B' * 40} *two\n# note\n{'c' * 32}  three\n")
+    assert read_checksum_file(path) == {
+        "one": Digest(sha256="a" * 64),
+        "two": Digest(sha1="b" * 40),
+        "three": Digest(md5="c" * 32),
+    }
+    path.write_text("abc one\n")
+    with pytest.raises(PrepareError, match="line 1"):
+        read_checksum_file(path)
