@@ -1,0 +1,92 @@
+"""Codes to bits and back: each row is packed on its own, so that one row can be read alone.
+
+Within a row, codes follow each other without gaps, least significant bit first; a row is padded
+to whole bytes. Group j takes bits[j] bits, which may be 0 for a group with a single code.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+_CHUNK_BITS = 1 << 24  # bits (one byte each while packing) held at once
+
+
+def row_bytes(bits: Sequence[int]) -> int:
+    """Bytes of one packed row."""
+    return (sum(bits) + 7) // 8
+
+
+def code_dtype(K: int) -> torch.dtype:
+    """The smallest dtype that holds the codes 0..K-1 unpacked: one byte, or two."""
+    return torch.uint8 if K <= 256 else torch.int16
+
+
+def pack_codes(codes: Tensor, bits: Sequence[int]) -> Tensor:
+    """Pack integer codes (n, D) into bytes (n, row_bytes(bits))."""
+    n, D = codes.shape
+    if len(bits) != D:
+        raise ValueError(f"{len(bits)} bit widths for {D} groups; give one for each group")
+    width = row_bytes(bits)
+    group = [j for j, b in enumerate(bits) for _ in range(b)]
+    shift = [s for b in bits for s in range(b)]
+    packed = torch.empty(n, width, dtype=torch.uint8, device=codes.device)
+    if not group:
+        return packed
+    group_t = torch.tensor(group, device=codes.device)
+    shift_t = torch.tensor(shift, dtype=torch.int16, device=codes.device)
+    weight = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=codes.device)
+    step = max(1, _CHUNK_BITS // (8 * width))
+    for start in range(0, n, step):
+        chunk = codes[start : start + step].to(torch.int16)
+        bit = (chunk.index_select(1, group_t) >> shift_t).bitwise_and_(1).to(torch.uint8)
+        bit = torch.nn.functional.pad(bit, (0, 8 * width - len(group)))
+        byte = (bit.view(-1, width, 8) * weight).sum(-1, dtype=torch.uint8)  # (rows, width)
+        packed[start : start + step] = byte
+    return packed
+
+
+def unpack_plan(bits: Sequence[int]) -> Tensor:
+    """Where each code lies in a packed row: (5, D) int32 of three byte numbers, shift and mask."""
+    last = max(row_bytes(bits) - 1, 0)
+    rows = []
+    position = 0
+    for b in bits:
+        first = position // 8
+        # A code never ends beyond its own last byte, so clamping only repeats masked-out bits.
+        byte = [min(first + i, last) for i in range(3)]
+        rows.append([*byte, position % 8, (1 << b) - 1])
+        position += b
+    return torch.tensor(rows, dtype=torch.int32).t().contiguous()
+
+
+def unpack_rows(packed: Tensor, plan: Tensor, wide: bool) -> Tensor:
+    """Unpack rows (rows, row_bytes) into int32 codes (rows, D); `wide` if a code spans 3 bytes."""
+    word = packed.index_select(1, plan[0]).to(torch.int32)
+    word = word | (packed.index_select(1, plan[1]).to(torch.int32) << 8)
+    if wide:
+        word = word | (packed.index_select(1, plan[2]).to(torch.int32) << 16)
+    return (word >> plan[3]) & plan[4]
+
+
+def is_wide(bits: Sequence[int]) -> bool:
+    """Whether some code of a packed row may touch three bytes."""
+    return max(bits, default=0) > 9
+
+
+def unpack_codes(packed: Tensor, bits: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Unpack a whole packed table into codes (n, D) of `dtype`, in bounded memory."""
+    n, D = packed.shape[0], len(bits)
+    codes = torch.zeros(n, D, dtype=dtype, device=packed.device)
+    if row_bytes(bits) == 0:
+        return codes
+    plan = unpack_plan(bits).to(packed.device)
+    wide = is_wide(bits)
+    step = max(1, _CHUNK_BITS // (8 * D))
+    for start in range(0, n, step):
+        codes[start : start + step] = unpack_rows(packed[start : start + step], plan, wide).to(
+            dtype
+        )
+    return codes

@@ -1,0 +1,267 @@
+"""Query -> response -> codes -> values, for SX and VQ, and the gradients of both.
+
+Shapes: query (tokens, D, d_key), keys (G, K, d_key), values (G, K, d/D) with G = D, or 1 when
+subspaces are shared; response (tokens, D, K); codes (tokens, D). All in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+EPS = 1e-3  # added to the variance of the responses
+_TINY = 1e-12  # smallest norm of a query or key that cosine divides by
+_CPU_CHUNK = 1 << 20  # responses held at once on a CPU: a few MB, so that they stay in cache
+_GPU_CHUNK = 1 << 24
+
+
+class Stats(NamedTuple):
+    """Mean and variance of the responses: (D, K), or (1, K) when subspaces are shared."""
+
+    mean: Tensor
+    var: Tensor
+
+
+def response(query: Tensor, keys: Tensor, distance: str) -> Tensor:
+    """How near each query is to each key, larger is nearer: (tokens, D, K)."""
+    if distance == "cosine":
+        query = query / query.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+        keys = keys / keys.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+    if keys.shape[0] == 1:
+        dot = torch.matmul(query, keys[0].t())
+    else:
+        dot = torch.bmm(query.transpose(0, 1), keys.transpose(1, 2)).transpose(0, 1)
+    if distance != "euclidean":
+        return dot
+    # -|q - k|^2, spelled out so that the (tokens, D, K, d_key) difference is never held
+    return 2 * dot - query.pow(2).sum(-1, keepdim=True) - keys.pow(2).sum(-1)
+
+
+def batch_normalize(resp: Tensor, shared: bool) -> tuple[Tensor, Stats]:
+    """Normalise responses by this batch's own statistics, per k or per (j, k); no affine part."""
+    tokens, D, K = resp.shape
+    flat = resp.reshape(tokens * D, K) if shared else resp.reshape(tokens, D * K)
+    out, mean, invstd = torch.native_batch_norm(flat, None, None, None, None, True, 0.0, EPS)
+    mean, invstd = mean.detach(), invstd.detach()
+    var = (invstd.pow(-2) - EPS).clamp_min(0)
+    return out.view(tokens, D, K), Stats(mean.view(-1, K), var.view(-1, K))
+
+
+def normalize(resp: Tensor, stats: Stats | None) -> Tensor:
+    """Normalise responses by given statistics, as evaluation does."""
+    if stats is None:
+        return resp
+    return (resp - stats.mean) * _scale(stats)
+
+
+def _scale(stats: Stats) -> Tensor:
+    # 1 / sqrt is rounded alike on every device; rsqrt is not.
+    return 1 / (stats.var + EPS).sqrt()
+
+
+def _value_rows(codes: Tensor, G: int, K: int) -> Tensor:
+    """The row of the flat (G * K, size) value matrix that each code (tokens, D) stands for."""
+    if G > 1:
+        codes = codes + torch.arange(G, device=codes.device, dtype=codes.dtype) * K
+    return codes.reshape(-1)
+
+
+def look_up(values: Tensor, codes: Tensor) -> Tensor:
+    """The value rows of codes (tokens, D): (tokens, D, d/D)."""
+    G, K, size = values.shape
+    rows = values.reshape(G * K, size).index_select(0, _value_rows(codes, G, K))
+    return rows.view(codes.shape[0], codes.shape[1], size)
+
+
+def sum_by_code(rows: Tensor, codes: Tensor, G: int, K: int) -> Tensor:
+    """Sum rows (tokens, D, size) into their codes: (G, K, size)."""
+    size = rows.shape[-1]
+    out = rows.new_zeros(G * K, size)
+    return out.index_add_(0, _value_rows(codes, G, K), rows.reshape(-1, size)).view(G, K, size)
+
+
+class _SoftmaxExchange(torch.autograd.Function):
+    """SX: the hard value row forward; the softmax's gradient backward.
+
+    h_j = w V_j with w = p - stopgrad(p - onehot(code)): dL/dV sees the one-hot w, dL/dw flows
+    into the softmax p as if w were p.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, resp: Tensor, values: Tensor, codes: Tensor, tau: float) -> Tensor:
+        ctx.tau = tau
+        ctx.save_for_backward(torch.softmax(resp / tau, -1), values, codes)
+        # Flat, not a view: models may add to their embeddings in place, which autograd forbids
+        # for a view that a Function returns.
+        G, K, size = values.shape
+        return values.reshape(G * K, size).index_select(0, _value_rows(codes, G, K))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        p, values, codes = ctx.saved_tensors
+        grad = grad.reshape(codes.shape[0], codes.shape[1], values.shape[-1])
+        grad_resp = grad_values = None
+        if ctx.needs_input_grad[0]:
+            if values.shape[0] == 1:
+                grad_w = torch.matmul(grad, values[0].t())
+            else:
+                grad_w = torch.bmm(grad.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
+            inner = (grad_w * p).sum(-1, keepdim=True)
+            grad_resp = (grad_w - inner).mul_(p).div_(ctx.tau)
+        if ctx.needs_input_grad[1]:
+            grad_values = sum_by_code(grad, codes, values.shape[0], values.shape[1])
+        return grad_resp, grad_values, None, None
+
+
+class _StraightThrough(torch.autograd.Function):
+    """VQ: the centroid forward, the gradient straight to the query: q - stopgrad(q - V[code])."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, centroid: Tensor) -> Tensor:
+        return centroid.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Rotation(torch.autograd.Function):
+    """VQ with the rotation trick (Fifty et al., 2024): the centroid e forward; backward, the
+    gradient goes through the fixed linear map that rotates and scales the query q onto e.
+
+    With unit vectors q', e' and r = (q' + e') / |q' + e'|, that map is
+    R = |e|/|q| (I - 2 r r^T + 2 e' q'^T), and dL/dq = R^T dL/dh.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, centroid: Tensor) -> Tensor:
+        ctx.save_for_backward(query, centroid)
+        return centroid.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        query, centroid = ctx.saved_tensors
+        q_norm = query.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+        e_norm = centroid.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+        q, e = query / q_norm, centroid / e_norm
+        r = q + e
+        r = r / r.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+        turned = grad - 2 * r * (r * grad).sum(-1, keepdim=True)
+        turned = turned + 2 * q * (e * grad).sum(-1, keepdim=True)
+        return turned * (e_norm / q_norm), None
+
+
+def exchange(resp: Tensor, values: Tensor, codes: Tensor, tau: float) -> Tensor:
+    """SX's output for given codes: the value rows, with the softmax's gradient."""
+    rows = _SoftmaxExchange.apply(resp, values, codes, tau)
+    return rows.view(codes.shape[0], codes.shape[1], values.shape[-1])
+
+
+def straight_through(query: Tensor, centroid: Tensor, rotation: bool) -> Tensor:
+    """VQ's output: the centroids, with a gradient for the queries."""
+    function = _Rotation if rotation else _StraightThrough
+    return function.apply(query, centroid.detach())
+
+
+# Codes for evaluation, export and compaction -----------------------------------------------------
+#
+# A matrix product rounds differently with the shape of the batch, the number of threads and the
+# device, so the same token could get one code alone and another in the whole vocabulary. Here a
+# code is *defined* by responses that are added up one dimension after the other, in elementwise
+# float32 operations that IEEE 754 rounds alike everywhere. The matrix product finds the code
+# wherever the best response leads by more than both roundings can amount to; only near ties are
+# worked out the slow way.
+
+
+@torch.no_grad()
+def evaluation_codes(query: Tensor, keys: Tensor, distance: str, stats: Stats | None) -> Tensor:
+    """Codes (tokens, D), int64, that do not depend on batch shape, threads or device."""
+    tokens, D, _ = query.shape
+    K = keys.shape[1]
+    query, keys = query.float(), keys.float()
+    limit = _CPU_CHUNK if query.device.type == "cpu" else _GPU_CHUNK
+    step = max(1, limit // (D * K))
+    bound = _lead_bound(keys, distance, stats)
+    parts = [
+        _codes_of_chunk(query[start : start + step], keys, distance, stats, bound)
+        for start in range(0, tokens, step)
+    ]
+    if not parts:
+        return torch.empty(0, D, dtype=torch.int64, device=query.device)
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _codes_of_chunk(
+    query: Tensor, keys: Tensor, distance: str, stats: Stats | None, bound: tuple[Tensor, Tensor]
+) -> Tensor:
+    score = normalize(response(query, keys, distance), stats)  # (rows, D, K)
+    best, codes = score.max(-1)
+    slope, offset = bound
+    norm = torch.ones_like(best) if distance == "cosine" else query.norm(dim=-1)
+    if distance == "euclidean":
+        norm = norm * norm
+    lead = slope * norm + offset  # (rows, D)
+    near = (score >= (best - lead).unsqueeze(-1)).sum(-1) != 1
+    row, group = near.nonzero(as_tuple=True)
+    step = max(1, _CPU_CHUNK // keys.shape[1])
+    for start in range(0, row.numel(), step):
+        r, j = row[start : start + step], group[start : start + step]
+        codes[r, j] = _ordered_codes(query[r, j], keys, j, distance, stats)
+    return codes
+
+
+def _lead_bound(keys: Tensor, distance: str, stats: Stats | None) -> tuple[Tensor, Tensor]:
+    """(slope, offset), each (G,): a lead above slope * |q| (or |q|^2) + offset cannot be rounding.
+
+    The rounding of a sum of m products is at most about m u sum|a b|, u = 2^-24; u is larger
+    where the user lets matrix products be less precise (TF32, bfloat16).
+    """
+    exact = getattr(torch, "get_float32_matmul_precision", lambda: "highest")() == "highest"
+    tf32 = keys.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    u = 2.0**-24 if exact and not tf32 else 2.0**-7
+    k_norm = keys.norm(dim=-1).amax(-1)  # (G,)
+    terms = 4 * (keys.shape[-1] + 8) * u
+    if distance == "dot":
+        slope, offset = terms * k_norm, torch.zeros_like(k_norm)
+    elif distance == "euclidean":  # |q - k|^2 <= 2 |q|^2 + 2 |k|^2
+        slope, offset = torch.full_like(k_norm, 2 * terms), 2 * terms * k_norm * k_norm
+    else:
+        slope, offset = torch.zeros_like(k_norm), torch.full_like(k_norm, terms)
+    if stats is not None:
+        scale = _scale(stats).amax(-1)
+        slope = slope * scale
+        offset = (offset + 8 * 2.0**-24 * stats.mean.abs().amax(-1)) * scale
+    return 2 * slope, 2 * offset
+
+
+def _ordered_codes(
+    query: Tensor, keys: Tensor, group: Tensor, distance: str, stats: Stats | None
+) -> Tensor:
+    """Codes of queries (rows, d_key), each of its own group, added up in a fixed order."""
+    if distance == "cosine":
+        query = query / _ordered_norm(query)
+        keys = keys / _ordered_norm(keys)
+    own = keys[group] if keys.shape[0] > 1 else keys  # (rows or 1, K, d_key)
+    total = None
+    for i in range(query.shape[-1]):
+        q, k = query[:, i : i + 1], own[..., i]
+        if distance == "euclidean":
+            term = q - k
+            term = -(term * term)
+        else:
+            term = q * k
+        total = term if total is None else total + term
+    assert total is not None
+    if stats is not None:
+        j = group if stats.mean.shape[0] > 1 else torch.zeros_like(group)
+        total = (total - stats.mean[j]) * _scale(stats)[j]
+    return total.argmax(-1)
+
+
+def _ordered_norm(rows: Tensor) -> Tensor:
+    total = rows[..., 0] * rows[..., 0]
+    for i in range(1, rows.shape[-1]):
+        total = total + rows[..., i] * rows[..., i]
+    return total.sqrt().clamp_min(_TINY).unsqueeze(-1)
