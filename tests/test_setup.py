@@ -1,0 +1,181 @@
+"""Packaging and set-up: what pip users get, that the pins agree with each other, that fairseq finds
+the plugin by name from any directory, and that the set-up script refuses what it cannot use."""
+
+from __future__ import annotations
+
+import configparser
+import email
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import fairseq_dpq
+
+ROOT = Path(__file__).resolve().parents[1]
+SETUP = ROOT / "scripts" / "setup_env.sh"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    """The wheel that ``pip install .`` builds, from a copy: the checkout stays clean."""
+    work = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(
+        ROOT / "fairseq_dpq", work / "fairseq_dpq", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, work)
+    (work / "tests").mkdir()
+    (work / "tests" / "__init__.py").touch()
+    build = "import sys; from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
+    done = subprocess.run(
+        [sys.executable, "-c", build], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0, done.stdout.decode()
+    (path,) = (work / "dist").glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def _metadata(wheel: zipfile.ZipFile, name: str) -> str:
+    (path,) = (path for path in wheel.namelist() if path.endswith(f".dist-info/{name}"))
+    return wheel.read(path).decode()
+
+
+def test_wheel_holds_the_whole_package_and_nothing_else(wheel) -> None:
+    files = {path for path in wheel.namelist() if ".dist-info/" not in path}
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "fairseq_dpq").rglob("*.py")
+        if "__pycache__" not in path.parts
+    }
+    assert {path for path in files if path.endswith(".py")} == sources
+    assert all(path.startswith("fairseq_dpq/") for path in files)
+
+
+def test_wheel_asks_for_the_fairseq_of_the_python_version(wheel) -> None:
+    metadata = email.message_from_string(_metadata(wheel, "METADATA"))
+    assert metadata["Name"] == "fairseq-dpq"
+    assert metadata["Version"] == fairseq_dpq.__version__
+    assert metadata["Requires-Python"] == ">=3.8"
+    requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
+
+    def wanted(python: str) -> set[str]:
+        environment = {"python_version": python, "extra": ""}
+        return {
+            f"{requirement.name}{requirement.specifier}"
+            for requirement in requirements
+            if requirement.marker is None or requirement.marker.evaluate(environment)
+        }
+
+    common = {"torch", "numpy", "tqdm", "safetensors", "sacrebleu>=2", "sentencepiece"}
+    assert wanted("3.8") == wanted("3.10") == common | {"fairseq==0.12.2"}
+    assert wanted("3.11") == wanted("3.13") == common | {"fairseq-fixed==0.12.3.1"}
+
+
+def test_console_commands_exist(wheel) -> None:
+    parser = configparser.ConfigParser()
+    parser.read_string(_metadata(wheel, "entry_points.txt"))
+    scripts = dict(parser["console_scripts"])
+    assert "fairseq-dpq-compact" in scripts
+    for name, target in scripts.items():
+        assert name.startswith("fairseq-dpq-")
+        module, function = target.split(":")
+        assert callable(getattr(importlib.import_module(module), function)), name
+
+
+def test_fairseq_finds_the_plugin_by_name_from_any_directory(tmp_path: Path) -> None:
+    code = (
+        "from argparse import Namespace; from fairseq.utils import import_user_module; import sys\n"
+        "import_user_module(Namespace(user_dir='fairseq_dpq'))\n"
+        "print(sys.modules['fairseq_dpq'].DPQEmbedding.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "DPQEmbedding"
+
+
+def test_every_requirement_is_pinned_once_and_names_no_index() -> None:
+    pins: dict[str, str] = {}
+    for path in sorted((ROOT / "requirements").glob("*.txt")):
+        for line in path.read_text().splitlines():
+            text = line.split("#")[0].strip()
+            if not text:
+                continue
+            found = re.fullmatch(r"([A-Za-z0-9_.-]+)==([A-Za-z0-9_.]+)", text)
+            assert found, f"{path.name}: {text!r} is not NAME==VERSION"
+            name = found.group(1).lower().replace("_", "-")
+            assert name not in pins, f"{path.name}: {name} is pinned elsewhere, too"
+            pins[name] = found.group(2)
+    assert {"numpy", "hydra-core", "omegaconf", "fairseq-fixed", "pytest", "ruff"} <= set(pins)
+    assert f"fairseq-fixed=={pins['fairseq-fixed']};" in (ROOT / "setup.py").read_text()
+    assert "torch" not in pins  # its only home is the TORCH variable
+    assert "torchaudio" not in pins
+
+
+def test_torch_default_is_the_same_in_make_and_script() -> None:
+    makefile = re.search(r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    script = re.search(r'^DEFAULT_TORCH="(\S+)"$', SETUP.read_text(), re.MULTILINE)
+    assert makefile is not None and script is not None
+    assert makefile.group(1) == script.group(1) == "torch==2.13.0"
+
+
+def test_continuous_integration_runs_lint_and_tests() -> None:
+    path = ROOT / ".ci" / "run"
+    assert os.access(path, os.X_OK)
+    text = path.read_text()
+    assert "set -euo pipefail" in text
+    assert text.index("make lint") < text.index("make test")
+
+
+def _set_up(**variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(SETUP)],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_set_up_names_an_unusable_python_and_touches_nothing(tmp_path: Path) -> None:
+    done = _set_up(PYTHON="/no/python", VENV=str(tmp_path / "new"))
+    assert done.returncode == 1
+    assert "PYTHON=/no/python is not a Python 3.11 or later" in done.stdout
+    assert not (tmp_path / "new").exists()
+
+
+def test_set_up_does_not_clear_a_folder_that_is_no_environment(tmp_path: Path) -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("set-up makes environments of Python 3.11 and later")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1").write_text("years of work")
+    done = _set_up(PYTHON=sys.executable, VENV=str(tmp_path / "thesis"))
+    assert done.returncode == 1
+    assert "is there and is no virtual environment" in done.stdout
+    assert (tmp_path / "thesis" / "chapter1").read_text() == "years of work"
+
+
+def test_second_set_up_has_nothing_to_do() -> None:
+    if not (ROOT / ".venv" / ".setup" / "package").exists():
+        pytest.skip("not in an environment that make has set up")
+    start = time.monotonic()
+    done = _set_up(VENV=str(ROOT / ".venv"))
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert time.monotonic() - start < 5
