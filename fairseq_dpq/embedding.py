@@ -86,21 +86,22 @@ class DPQEmbedding(nn.Module):
         if c.method == "sx":
             self.keys = nn.Parameter(torch.empty(groups, c.K, key_dim, **make))
 
-        def buffer(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
+        # Counters are float32 too: weight averaging (EMA, averaged checkpoints) takes no integers.
+        def buffer(name: str, *shape: int) -> None:
+            self.register_buffer(name, torch.zeros(shape, device=device))
 
         if c.normalize:
             buffer("norm_mean", groups, c.K)
             buffer("norm_var", groups, c.K)
-            buffer("norm_updates", dtype=torch.int64)
+            buffer("norm_updates")
         if c.ema_decay:
             buffer("ema_count", groups, c.K)
             buffer("ema_sum", groups, c.K, value_dim)
         if c.reseed_after:
-            buffer("idle", groups, c.K, dtype=torch.int32)
+            buffer("idle", groups, c.K)
         if c.kmeans_init:
-            buffer("start_counts", num_embeddings, dtype=torch.int64)
-            buffer("start_updates", dtype=torch.int64)
+            buffer("start_counts", num_embeddings)
+            buffer("start_updates")
 
         self._pending = Pending()
         self._regularizer: list[tuple[Tensor, int]] = []
@@ -323,7 +324,7 @@ class DPQEmbedding(nn.Module):
     def _add_regularizer(self, q: Tensor, centroid: Tensor) -> None:
         c = self.config
         total = q.new_zeros(())
-        if c.reg_weight and not c.ema_decay:
+        if not c.ema_decay:  # with weight 0 too: DDP wants a gradient, if a zero, of each parameter
             total = total + c.reg_weight * (centroid - q.detach()).pow(2).sum()
         if c.commitment:
             total = total + c.commitment * (centroid.detach() - q).pow(2).sum()

@@ -90,7 +90,7 @@ class Pending:
             self._move_centroids(layer, used.float(), next(summed).float())
         changed = False
         if collecting:
-            layer.start_counts += next(summed).long()
+            layer.start_counts += next(summed).float()
             layer.start_updates += 1
             if int(layer.start_updates) == c.kmeans_init:
                 starts.start_from_queries(layer)
@@ -110,7 +110,7 @@ class Pending:
         some = count > 0
         mean = total / count.clamp_min(1)
         var = (square / count.clamp_min(1) - mean * mean).clamp_min(0)
-        layer.norm_updates += some.long().view(())
+        layer.norm_updates += some.float().view(())
         # A plain average at first, so that the initial 0 and 1 leave no trace.
         step = (1 / layer.norm_updates.clamp_min(1).double()).clamp_min(rate) * some
         layer.norm_mean += (step * (mean - layer.norm_mean)).float()

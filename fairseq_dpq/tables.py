@@ -76,7 +76,7 @@ def get_option(cfg: Any, key: str, default: Any = None) -> Any:
         return default
     if isinstance(cfg, Namespace):
         return getattr(cfg, key, default)
-    return cfg[key] if key in cfg else default
+    return cfg[key] if key in cfg else default  # noqa: SIM401, DictConfig.get is no dict.get
 
 
 def set_options(cfg: Any, values: dict[str, Any]) -> None:
