@@ -59,6 +59,7 @@ def test_wheel_holds_the_whole_package_and_nothing_else(wheel) -> None:
     }
     assert {path for path in files if path.endswith(".py")} == sources
     assert all(path.startswith("fairseq_dpq/") for path in files)
+    assert "fairseq_dpq/py.typed" in files
 
 
 def test_wheel_asks_for_the_fairseq_of_the_python_version(wheel) -> None:
@@ -101,8 +102,7 @@ def test_fairseq_finds_the_plugin_by_name_from_any_directory(tmp_path: Path) -> 
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
