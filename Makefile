@@ -35,8 +35,8 @@ test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST)
 
 test-legacy:
-	bash scripts/setup_legacy.sh
-	OMP_NUM_THREADS=1 $(LEGACY_VENV)/bin/python $(PYTEST)
+	VENV=$(LEGACY_VENV) bash scripts/setup_legacy.sh
+	OMP_NUM_THREADS=1 $(LEGACY_VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff format --check .
