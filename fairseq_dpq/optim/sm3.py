@@ -62,13 +62,13 @@ class SM3(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self._update(p, group)
+                    self._update(p, p.grad, group)
         return loss
 
-    def _update(self, p: Tensor, group: Dict[str, Any]) -> None:
-        if p.grad.is_sparse:
+    def _update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
+        if grad.is_sparse:
             raise RuntimeError("SM3 takes dense gradients; build nn.Embedding with sparse=False")
-        grad = p.grad.float()
+        grad = grad.float()
         weight = p.float()  # p itself when it is float32
         if group["weight_decay"] != 0.0:
             grad = grad.add(weight, alpha=group["weight_decay"])

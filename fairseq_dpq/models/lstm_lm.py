@@ -1,0 +1,208 @@
+"""The LSTM language model of Zaremba et al. (2014, https://arxiv.org/abs/1409.2329) on nn.LSTM.
+Carries its hidden state from one segment of the corpus to the next: see tasks/truncated_bptt_lm."""
+
+# No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
+
+import logging
+from argparse import Namespace
+from dataclasses import dataclass, field
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import (
+    FairseqIncrementalDecoder,
+    FairseqLanguageModel,
+    register_model,
+    register_model_architecture,
+)
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+State = Tuple[Tensor, Tensor]  # hidden and cell, each (layers, lanes, hidden)
+
+
+@dataclass
+class ZarembaLSTMConfig(FairseqDataclass):
+    decoder_embed_dim: int = field(default=200, metadata={"help": "embedding size d"})
+    decoder_hidden_size: int = field(default=200, metadata={"help": "LSTM units per layer"})
+    decoder_layers: int = field(default=2, metadata={"help": "LSTM layers"})
+    dropout: float = field(
+        default=0.0,
+        metadata={"help": "dropout on the embedding, between layers and before the softmax"},
+    )
+    init_range: float = field(
+        default=0.1, metadata={"help": "all parameters start uniform in [-init-range, init-range]"}
+    )
+    share_decoder_input_output_embed: bool = field(
+        default=False, metadata={"help": "tie the softmax weights to the embedding"}
+    )
+
+
+class Carried(NamedTuple):
+    """State on entry to and exit from the last segment seen; entry is None for zeros."""
+
+    segment: int
+    entry: Optional[State]
+    exit: State
+
+
+class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
+    """Embedding, LSTM layers, softmax.
+
+    Three ways to start the recurrence:
+
+    - `segment=None`: from zeros, nothing is remembered (any fairseq language-modelling task);
+    - `segment=i`: segment 0 starts from zeros, segment i from the detached end of segment i-1.
+      Training and evaluation keep states of their own, so that validation in the middle of an
+      epoch does not disturb the training lanes;
+    - `incremental_state`: step-by-step generation.
+    """
+
+    def __init__(self, cfg: ZarembaLSTMConfig, dictionary: Dictionary) -> None:
+        super().__init__(dictionary)
+        d, hidden = cfg.decoder_embed_dim, cfg.decoder_hidden_size
+        if cfg.share_decoder_input_output_embed and d != hidden:
+            raise ValueError(
+                f"--share-decoder-input-output-embed needs --decoder-embed-dim {d} equal to "
+                f"--decoder-hidden-size {hidden}"
+            )
+        self.embed_tokens = nn.Embedding(len(dictionary), d, padding_idx=dictionary.pad())
+        self.dropout = nn.Dropout(cfg.dropout)
+        self.lstm = nn.LSTM(
+            d,
+            hidden,
+            num_layers=cfg.decoder_layers,
+            dropout=cfg.dropout if cfg.decoder_layers > 1 else 0.0,
+        )
+        self.output_projection = nn.Linear(hidden, len(dictionary))
+        if cfg.share_decoder_input_output_embed:
+            self.output_projection.weight = self.embed_tokens.weight
+        for p in self.parameters():
+            nn.init.uniform_(p, -cfg.init_range, cfg.init_range)
+        nn.init.zeros_(self.embed_tokens.weight[dictionary.pad()])
+        # Keyed by self.training. Not buffers: a checkpoint's model holds parameters alone, the
+        # state of the lanes is saved with the data iterator, whose position it belongs to.
+        self._carried: Dict[bool, Optional[Carried]] = {True: None, False: None}
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[Any] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        segment: Optional[int] = None,
+        src_lengths: Optional[Any] = None,
+    ) -> Tuple[Tensor, Dict[str, Any]]:
+        tokens = prev_output_tokens  # (lanes, steps)
+        state: Optional[State] = None
+        if incremental_state is not None:
+            tokens = tokens[:, -1:]
+            state = self._cached(incremental_state)
+        elif segment is not None:
+            state = self._entry(segment, tokens.size(0))
+
+        x = self.dropout(self.embed_tokens(tokens)).transpose(0, 1)  # (steps, lanes, d)
+        if state is not None:
+            state = (state[0].to(x), state[1].to(x))
+        x, (hidden, cell) = self.lstm(x, state)  # (steps, lanes, hidden)
+        end = (hidden.detach(), cell.detach())
+        if incremental_state is not None:
+            self.set_incremental_state(
+                incremental_state, "cached_state", {"hidden": end[0], "cell": end[1]}
+            )
+        elif segment is not None:
+            self._carried[self.training] = Carried(segment, state, end)
+        x = self.dropout(x).transpose(0, 1)
+        return self.output_projection(x), {}  # (lanes, steps, n)
+
+    def _entry(self, segment: int, lanes: int) -> Optional[State]:
+        """The state that `segment` starts from; None stands for zeros."""
+        carried = self._carried[self.training]
+        if segment == 0:
+            return None
+        if carried is not None and carried.segment in (segment - 1, segment):
+            # The same segment again is a retry (loss scale overflow, out of memory).
+            state = carried.exit if carried.segment == segment - 1 else carried.entry
+            if state is None or state[0].size(1) == lanes:
+                return state
+        logger.warning(
+            "no hidden state of %d lanes at the end of segment %d: segment %d starts from zeros",
+            lanes,
+            segment - 1,
+            segment,
+        )
+        return None
+
+    def reset_state(self, training: bool) -> None:
+        """Forget the training (or evaluation) lanes."""
+        self._carried[training] = None
+
+    def carried_state(self, training: bool) -> Optional[Tuple[int, Tensor]]:
+        """Last segment and its end state as one tensor (2 * layers, lanes, hidden), or None."""
+        carried = self._carried[training]
+        return None if carried is None else (carried.segment, torch.cat(carried.exit))
+
+    def set_carried_state(self, training: bool, segment: int, state: Tensor) -> None:
+        """Go on as if `segment` had just ended in `state`, as `carried_state` gives them."""
+        hidden, cell = state.detach().chunk(2)
+        self._carried[training] = Carried(segment, None, (hidden, cell))
+
+    def _cached(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> Optional[State]:
+        cached = self.get_incremental_state(incremental_state, "cached_state")
+        return (cached["hidden"], cached["cell"]) if cached else None
+
+    def reorder_incremental_state(
+        self,
+        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
+        new_order: Tensor,
+    ) -> None:
+        """Follow beam search, which permutes the batch."""
+        cached = self._cached(incremental_state)
+        if cached is not None:
+            hidden, cell = (t.index_select(1, new_order) for t in cached)
+            self.set_incremental_state(
+                incremental_state, "cached_state", {"hidden": hidden, "cell": cell}
+            )
+
+    def max_positions(self) -> int:
+        """A recurrence has no limit of its own."""
+        return int(1e9)
+
+
+@register_model("zaremba_lstm_lm", dataclass=ZarembaLSTMConfig)
+class ZarembaLSTMLanguageModel(FairseqLanguageModel):
+    """`--arch zaremba_lstm_lm`. The softmax has a bias; the LSTM has two, as in the original."""
+
+    carries_state = True
+
+    @classmethod
+    def build_model(cls, cfg: ZarembaLSTMConfig, task: Any) -> "ZarembaLSTMLanguageModel":
+        return cls(ZarembaLSTMDecoder(cfg, task.target_dictionary))
+
+
+def _architecture(args: Namespace, size: int, dropout: float, init_range: float) -> None:
+    for name, default in (
+        ("decoder_embed_dim", size),
+        ("decoder_hidden_size", size),
+        ("decoder_layers", 2),
+        ("dropout", dropout),
+        ("init_range", init_range),
+    ):
+        setattr(args, name, getattr(args, name, default))
+
+
+@register_model_architecture("zaremba_lstm_lm", "zaremba_lstm_lm_small")
+def zaremba_lstm_lm_small(args: Namespace) -> None:
+    _architecture(args, 200, 0.0, 0.1)
+
+
+@register_model_architecture("zaremba_lstm_lm", "zaremba_lstm_lm_medium")
+def zaremba_lstm_lm_medium(args: Namespace) -> None:
+    _architecture(args, 650, 0.5, 0.05)
+
+
+@register_model_architecture("zaremba_lstm_lm", "zaremba_lstm_lm_large")
+def zaremba_lstm_lm_large(args: Namespace) -> None:
+    _architecture(args, 1500, 0.65, 0.04)

@@ -1,0 +1,213 @@
+"""Language modelling by truncated back-propagation: `--task stateful_lm`.
+The corpus is cut into --batch-size lanes per worker; each batch continues the previous one."""
+
+# No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
+
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from fairseq import utils
+from fairseq.criterions import FairseqCriterion
+from fairseq.data import Dictionary, data_utils
+from fairseq.dataclass import FairseqDataclass
+from fairseq.distributed import utils as distributed_utils
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import MISSING
+from torch import Tensor
+
+from .lanes import LaneDataset, LaneIterator, TokenStream
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class StatefulLanguageModelingConfig(FairseqDataclass):
+    data: str = field(default=MISSING, metadata={"help": "path to data directory"})
+    tokens_per_sample: int = field(
+        default=35,
+        metadata={"help": "steps of back-propagation: tokens of each lane in a batch"},
+    )
+
+
+@register_task("stateful_lm", dataclass=StatefulLanguageModelingConfig)
+class StatefulLanguageModelingTask(FairseqTask):
+    """Train and evaluate a language model whose hidden state is carried over the corpus.
+
+    - State is zero at the start of an epoch and of each evaluation, detached between segments,
+      and saved with the position in the epoch, for the lanes of all workers.
+    - The gradient is that of the loss summed over the steps of a segment and averaged over the
+      lanes, which gives `--lr` and `--clip-norm` the meaning they have in Zaremba et al. (2014).
+    - The logged loss and perplexity are per token. Every token counts once, end-of-line too.
+    """
+
+    def __init__(self, cfg: StatefulLanguageModelingConfig, **kwargs: Any) -> None:
+        super().__init__(cfg, **kwargs)
+        if cfg.tokens_per_sample < 1:
+            raise ValueError(
+                f"--tokens-per-sample {cfg.tokens_per_sample} is not positive; 20 or 35 is usual"
+            )
+        self.dictionary = Dictionary.load(os.path.join(self._paths()[0], "dict.txt"))
+        logger.info("dictionary: %d types", len(self.dictionary))
+        self._model: Optional[Any] = None
+        self._restored: Optional[Tuple[int, Tensor]] = None
+        self._gathered: Optional[Tuple[int, Tensor]] = None
+
+    def _paths(self) -> List[str]:
+        paths = utils.split_paths(self.cfg.data)
+        if not paths:
+            raise ValueError(f"data {self.cfg.data!r} names no directory")
+        return list(paths)
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    # ---- data ----
+
+    def load_dataset(
+        self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
+    ) -> None:
+        """Load a split as one stream. Several data directories are shards of the training set,
+        one per epoch in turn."""
+        paths = self._paths()
+        path = paths[(epoch - 1) % len(paths)] if split.startswith("train") else paths[0]
+        lines = data_utils.load_indexed_dataset(
+            os.path.join(path, split), self.dictionary, combine=combine
+        )
+        if lines is None:
+            raise FileNotFoundError(f"no binarised {split} split in {path}; run fairseq-preprocess")
+        tokens = [lines[i].int() for i in range(len(lines))]
+        stream = torch.cat(tokens) if tokens else torch.zeros(0, dtype=torch.int)
+        logger.info("%s: %s tokens, end-of-line counted", split, f"{len(stream):,}")
+        self.datasets[split] = TokenStream(
+            stream, split, self.dictionary.pad(), self.dictionary.eos()
+        )
+
+    def get_batch_iterator(  # type: ignore[override]
+        self,
+        dataset: TokenStream,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        data_buffer_size: int = 0,
+        **unused: Any,
+    ) -> LaneIterator:
+        """`max_sentences` is --batch-size: lanes per worker. Evaluation without one takes one."""
+        if max_sentences is None and dataset.split.startswith("train"):
+            raise ValueError(
+                "--batch-size is not given: --task stateful_lm cuts the corpus into that many "
+                "lanes per worker and cannot use --max-tokens; the paper's is 20"
+            )
+        lanes = LaneDataset(
+            dataset, max_sentences or 1, self.cfg.tokens_per_sample, num_shards, shard_id
+        )
+        # The iterator must not shard: this worker's lanes are all in *lanes*.
+        return LaneIterator(
+            lanes,
+            self._train_state,
+            self._restore,
+            num_workers=num_workers,
+            epoch=epoch,
+            buffer_size=data_buffer_size,
+        )
+
+    def eval_lm_dataloader(
+        self,
+        dataset: TokenStream,
+        max_tokens: Optional[int] = None,
+        batch_size: Optional[int] = None,
+        context_window: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """Segments for fairseq-eval-lm; one lane unless --batch-size says otherwise."""
+        if context_window > 0:
+            raise ValueError(
+                f"--context-window {context_window}: --task stateful_lm carries the whole past; "
+                "leave it out"
+            )
+        kwargs.pop("max_positions", None)
+        iterator = self.get_batch_iterator(dataset, max_sentences=batch_size or 1, **kwargs)
+        return iterator.next_epoch_itr(shuffle=False)
+
+    # ---- model and loss ----
+
+    def build_model(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        model = super().build_model(cfg, *args, **kwargs)
+        if not getattr(model, "carries_state", False):
+            raise ValueError(
+                f"{type(model).__name__} does not carry hidden state; with --task stateful_lm use "
+                "--arch zaremba_lstm_lm_small, _medium or _large"
+            )
+        return model
+
+    def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> FairseqCriterion:
+        """Make the criterion's `sample_size` the number of lanes."""
+        criterion = super().build_criterion(cfg, *args, **kwargs)
+        if not hasattr(criterion, "sentence_avg"):
+            raise ValueError(
+                f"{type(criterion).__name__} cannot average over lanes (it has no --sentence-avg); "
+                "with --task stateful_lm use --criterion cross_entropy"
+            )
+        criterion.sentence_avg = True
+        return criterion
+
+    def reduce_metrics(
+        self, logging_outputs: List[Dict[str, Any]], criterion: FairseqCriterion
+    ) -> None:
+        """Log per token although the gradient is per lane."""
+        per_token = [
+            {**log, "sample_size": log["ntokens"]} if "ntokens" in log else log
+            for log in logging_outputs
+        ]
+        super().reduce_metrics(per_token, criterion)
+
+    # ---- hidden state ----
+
+    def begin_epoch(self, epoch: int, model: Any) -> None:
+        super().begin_epoch(epoch, model)
+        self._model = model
+        self._gathered = None
+        model.decoder.reset_state(training=True)
+        if self._restored is not None:  # only the epoch that a checkpoint interrupted
+            model.decoder.set_carried_state(True, *self._restored)
+            self._restored = None
+
+    def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
+        super().optimizer_step(optimizer, model, update_num)
+        # Only the first worker writes checkpoints and it may do so at any time, so it needs to
+        # know the others' lanes at any time. Against the gradients this is a small tensor.
+        if self._workers() > 1 and self._model is not None:
+            carried = self._model.decoder.carried_state(training=True)
+            if carried is not None:
+                segment, state = carried
+                group = distributed_utils.get_data_parallel_group()
+                shares = distributed_utils.all_gather(state.float().contiguous(), group=group)
+                self._gathered = (segment, torch.cat(list(shares), dim=1))
+
+    @staticmethod
+    def _workers() -> int:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return int(distributed_utils.get_data_parallel_world_size())
+        return 1
+
+    def _train_state(self) -> Optional[Tuple[int, Tensor]]:
+        """Last training segment and the state of all workers' lanes at its end."""
+        if self._workers() > 1:
+            return self._gathered
+        if self._model is None:
+            return None
+        carried: Optional[Tuple[int, Tensor]] = self._model.decoder.carried_state(training=True)
+        return carried
+
+    def _restore(self, segment: int, state: Tensor) -> None:
+        self._restored = (segment, state)
