@@ -4,6 +4,8 @@ The layer needs torch alone; where fairseq is installed, importing this package 
 plugin with it, which is what `fairseq-train --user-dir fairseq_dpq` does.
 """
 
+from importlib.util import find_spec
+
 from fairseq_dpq.compact import CompactEmbedding
 from fairseq_dpq.config import DPQConfig, DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding, code_usage, collect_regularizer, dpq_modules
@@ -19,3 +21,8 @@ __all__ = [
     "collect_regularizer",
     "dpq_modules",
 ]
+
+if find_spec("fairseq") is not None:
+    from fairseq_dpq import plugin
+
+    plugin.register()

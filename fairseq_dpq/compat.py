@@ -15,6 +15,7 @@ import atexit
 import collections
 import functools
 import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def _renames_allowed() -> bool:
 
 
 def numpy_names() -> bool:
-    """numpy 1.24 dropped np.int and np.float, numpy 2 np.compat; fairseq uses all three.
+    """numpy 1.24 dropped np.int and np.float, 2.0 np.compat, 2.4 percentile(interpolation=...).
 
     Without it `--sample-break-mode eos`, scoring by an LM and `--num-batch-buckets` stop with
     `module 'numpy' has no attribute 'compat'`, span masks with the same for `int`. The four modules
@@ -117,15 +118,19 @@ def numpy_names() -> bool:
     """
     import numpy as np
 
+    def percentile(*args: Any, interpolation: str = "linear", **kwargs: Any) -> Any:
+        return np.percentile(*args, **{"method": interpolation, **kwargs})
+
     extra = {"compat": types.SimpleNamespace(long=int), "int": int, "float": float}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy 1.20 to 1.23 warn about the lookup
         extra = {name: value for name, value in extra.items() if not hasattr(np, name)}
+    if "interpolation" not in inspect.signature(np.percentile).parameters:
+        extra["percentile"] = percentile
     if not extra:
         return False
     shim = types.ModuleType("numpy", np.__doc__)
-    shim.__dict__.update(np.__dict__)
-    shim.__dict__.update(extra)
+    shim.__dict__.update({**np.__dict__, **extra})
     users = "data.data_utils", "data.token_block_dataset", "data.language_pair_dataset"
     names = [f"fairseq.{user}" for user in (*users, "modules.dynamic_crf_layer")]
     modules = [importlib.import_module(name) for name in names]
@@ -484,6 +489,37 @@ def warning_noise() -> bool:
     for message, category, module in _NOISE:
         warnings.filterwarnings("ignore", message=message, category=category, module=module)
     return len(warnings.filters) > before
+
+
+# ------------------------------------------------------------------ the plugin's own hooks
+#
+# Where DPQ enters fairseq, all versions. Without them the options exist but nothing is replaced.
+
+
+def attach() -> None:
+    """Hook the plugin into model building, criteria, the trainer and checkpoint loading."""
+    import fairseq.models
+    import fairseq.tasks
+    from fairseq import checkpoint_utils
+    from fairseq.criterions import FairseqCriterion
+    from fairseq.tasks import FairseqTask
+    from fairseq.trainer import Trainer
+
+    from fairseq_dpq.glue import hooks
+
+    # Every task, command and checkpoint builds its model here, and looks the name up here.
+    _replace(fairseq.models, "build_model", hooks.build_model)
+    # Options are checked before dictionaries are read; tasks registered later get them too.
+    _replace(fairseq.tasks, "setup_task", hooks.setup_task)
+    _replace(fairseq.tasks, "register_task", hooks.register_task)
+    # Stock and foreign criteria alike are called as modules: criterion(model, sample).
+    _replace(FairseqCriterion, "__call__", hooks.criterion_call)
+    _replace(FairseqTask, "optimizer_step", hooks.optimizer_step)
+    _replace(Trainer, "_prepare_sample", hooks.prepare_sample)
+    _replace(Trainer, "_reduce_and_log_stats", hooks.reduce_and_log_stats)
+    _replace(Trainer, "begin_valid_epoch", hooks.begin_valid_epoch)
+    _replace(Trainer, "load_checkpoint", hooks.load_checkpoint)
+    _replace(checkpoint_utils, "load_checkpoint_to_cpu", hooks.load_checkpoint_to_cpu)
 
 
 # -------------------------------------------------------------------------- all

@@ -73,6 +73,7 @@ class DPQEmbedding(nn.Module):
         self.embedding_dim = embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.defer_updates = False
+        self.ignore_batch = False  # statistics skip the batches at hand (a worker's dummy batch)
 
         c = self.config
         groups = 1 if c.share_subspaces else c.D
@@ -88,7 +89,7 @@ class DPQEmbedding(nn.Module):
 
         # Counters are float32 too: weight averaging (EMA, averaged checkpoints) takes no integers.
         def buffer(name: str, *shape: int) -> None:
-            self.register_buffer(name, torch.zeros(shape, device=device))
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float32, device=device))
 
         if c.normalize:
             buffer("norm_mean", groups, c.K)
@@ -107,6 +108,7 @@ class DPQEmbedding(nn.Module):
         self._regularizer: list[tuple[Tensor, int]] = []
         self._warned = False
         self._table_cache: tuple[Any, Tensor] | None = None
+        self._frozen_codes: Tensor | None = None
         self.reset_parameters()
 
     # Starting values ------------------------------------------------------------------------
@@ -181,9 +183,11 @@ class DPQEmbedding(nn.Module):
                 flat = flat.index_select(0, position)
         with _float32(self.query.device):
             rows = F.embedding(flat, self.query, sparse=self.config.sparse)
-            out = self._embed(self._groups_of(rows)) if self.training else self._evaluate(rows)
-            if self.training:
-                if self.config.kmeans_init:
+            if not self.training:
+                out = self._evaluate(rows, flat)
+            else:
+                out = self._embed(self._groups_of(rows))
+                if self.config.kmeans_init and not self.ignore_batch:
                     self._pending.add_tokens(self, flat)
                 if not self.defer_updates:
                     self.step()
@@ -198,6 +202,9 @@ class DPQEmbedding(nn.Module):
         c = self.config
         keys, values = self.keys_or_values.float(), self.values.float()
         soft = c.method == "sx"
+        if soft and (c.kmeans_init or c.reseed_after):
+            # These set parameters at the end of this forward pass; its gradient is the old ones'.
+            keys, values = keys.clone(), values.clone()
         with torch.set_grad_enabled(soft and torch.is_grad_enabled()):
             resp = quantizer.response(q, keys, c.resolved_distance())
             stats = self.statistics()
@@ -205,11 +212,12 @@ class DPQEmbedding(nn.Module):
                 if resp.shape[0] * (resp.shape[1] if c.share_subspaces else 1) > 1:
                     count = resp.shape[0]
                     resp, batch = quantizer.batch_normalize(resp, c.share_subspaces)
-                    self._pending.add_stats(batch, count)
+                    if not self.ignore_batch:
+                        self._pending.add_stats(batch, count)
                 else:  # one value has no spread to normalise by
                     resp = quantizer.normalize(resp, stats)
             codes = resp.detach().argmax(-1)
-        if c.ema_decay or c.reseed_after:
+        if (c.ema_decay or c.reseed_after) and not self.ignore_batch:
             self._pending.add_codes(self, q.detach(), codes)
         if soft:
             return quantizer.exchange(resp, values, codes, c.tau)
@@ -218,17 +226,24 @@ class DPQEmbedding(nn.Module):
             self._add_regularizer(q, centroid)
         return quantizer.straight_through(q, centroid, c.rotation_trick)
 
-    def _evaluate(self, rows: Tensor) -> Tensor:
+    def _evaluate(self, rows: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Evaluation: codes by the running statistics; (tokens, D, d/D)."""
         q = self._groups_of(rows)
-        return self._hard(q, self._codes_of(q.detach()))
+        if self._frozen_codes is not None and tokens is not None:
+            return self._hard(
+                q, self._frozen_codes.index_select(0, tokens).long(), self.statistics()
+            )
+        return self._hard(q, self._codes_of(q.detach()), self.statistics())
 
     def _codes_of(self, q: Tensor) -> Tensor:
         keys = self.keys_or_values.detach()
         distance = self.config.resolved_distance()
         return quantizer.evaluation_codes(q, keys, distance, self.statistics())
 
-    def _hard(self, q: Tensor, codes: Tensor) -> Tensor:
+    def _hard_rows(self, rows: Tensor, codes: Tensor, stats: Stats | None) -> Tensor:
+        return self._hard(self._groups_of(rows), codes, stats)
+
+    def _hard(self, q: Tensor, codes: Tensor, stats: Stats | None) -> Tensor:
         """Value rows of given codes, with the method's gradient where one is wanted."""
         c, values = self.config, self.values.float()
         if not torch.is_grad_enabled():
@@ -237,9 +252,7 @@ class DPQEmbedding(nn.Module):
             centroid = quantizer.look_up(values, codes)
             return quantizer.straight_through(q, centroid, c.rotation_trick)
         resp = quantizer.response(q, self.keys.float(), c.resolved_distance())
-        return quantizer.exchange(
-            quantizer.normalize(resp, self.statistics()), values, codes, c.tau
-        )
+        return quantizer.exchange(quantizer.normalize(resp, stats), values, codes, c.tau)
 
     # The whole table --------------------------------------------------------------------------
 
@@ -262,21 +275,31 @@ class DPQEmbedding(nn.Module):
 
     def _build_table(self) -> Tensor:
         parts = []
+        stats = self.statistics()
+        if stats is not None:  # they may move before a chunk is recomputed for its gradient
+            stats = Stats(stats.mean.clone(), stats.var.clone())
         with _float32(self.query.device):
             # SX would keep (n, D, K) responses for its gradient; chunks recompute theirs instead.
             step = max(1, (1 << 24) // (self.config.D * self.config.K))
             for start in range(0, self.num_embeddings, step):
                 rows = self.query[start : start + step]
                 if torch.is_grad_enabled() and self.config.method == "sx":
-                    part = checkpoint(self._evaluate, rows, use_reentrant=False)
+                    codes = self._codes_of(self._groups_of(rows.detach()))
+                    part = checkpoint(
+                        self._hard_rows,
+                        rows,
+                        codes,
+                        stats,
+                        use_reentrant=False,
+                        preserve_rng_state=False,
+                    )
                 else:
                     part = self._evaluate(rows)
                 parts.append(part.reshape(rows.shape[0], -1))
         table = torch.cat(parts).to(self.query.dtype)
         if self.padding_idx is not None:
-            mask = torch.ones(self.num_embeddings, 1, dtype=table.dtype, device=table.device)
-            mask[self.padding_idx] = 0
-            table = table * mask
+            row = torch.tensor([self.padding_idx], device=table.device)
+            table = table.index_fill(0, row, 0)
         return table
 
     @torch.no_grad()
@@ -310,6 +333,10 @@ class DPQEmbedding(nn.Module):
             packed=packed,
         )
 
+    def freeze(self) -> None:
+        """Work the codes out once for all evaluation until `train()` is called again."""
+        self._frozen_codes = self.codes()
+
     def compression_ratio(self) -> float:
         """Bits of the full float32 table over bits of codes and values, by the formula."""
         return self.config.compression_ratio(self.num_embeddings, self.embedding_dim)
@@ -340,6 +367,10 @@ class DPQEmbedding(nn.Module):
             self._regularizer.clear()
         self._regularizer.append((total, q.shape[0] * self.embedding_dim))
 
+    def has_regularizer(self) -> bool:
+        """Whether a regulariser waits to be collected."""
+        return bool(self._regularizer)
+
     def pop_regularizer(self) -> Tensor | None:
         """The weighted regulariser of the forward passes since the last call: a mean over their
         tokens and dimensions; None without any (SX, evaluation)."""
@@ -362,7 +393,7 @@ class DPQEmbedding(nn.Module):
 
     def train(self, mode: bool = True) -> DPQEmbedding:
         if mode:
-            self._table_cache = None
+            self._table_cache = self._frozen_codes = None
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> DPQEmbedding:
@@ -375,13 +406,13 @@ class DPQEmbedding(nn.Module):
             if after.dtype != before.dtype:
                 self._buffers[name] = before.to(after.device)
         self._pending = Pending()
-        self._table_cache = None
+        self._table_cache = self._frozen_codes = None
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         # What belongs to one batch is neither copied nor pickled; autograd tensors could not be.
         state = self.__dict__.copy()
-        state.update(_pending=Pending(), _regularizer=[], _table_cache=None)
+        state.update(_pending=Pending(), _regularizer=[], _table_cache=None, _frozen_codes=None)
         return state
 
     def __prepare_scriptable__(self) -> CompactEmbedding:

@@ -1,0 +1,179 @@
+"""What each hook does; `compat.attach` puts them in place.
+
+Each takes fairseq's function and returns the one that stands in for it. With DPQ off, every one
+of them does what fairseq does.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+from fairseq_dpq.glue import options, replace, resume, training
+from fairseq_dpq.tables import (
+    RECORD_KEY,
+    delete_options,
+    get_option,
+    read_record,
+    set_options,
+    write_record,
+)
+
+_ALL_KEYS = [*options.KEYS, RECORD_KEY]
+
+
+def build_model(old: Callable) -> Callable:
+    """Build the stock model, then put the DPQ tables in."""
+
+    @functools.wraps(old)
+    def build(cfg: Any, task: Any, *args: Any, **kwargs: Any) -> Any:
+        # fairseq refuses keys that a model's dataclass does not know, or drops them in place.
+        kept = {k: get_option(cfg, k) for k in _ALL_KEYS if get_option(cfg, k) is not None}
+        record = read_record(cfg)
+        delete_options(cfg, list(kept))
+        try:
+            model = old(cfg, task, *args, **kwargs)
+        finally:
+            set_options(cfg, kept)
+        if record is not None:
+            replace.restore_tables(model, record)
+            return model
+        chosen = options.read_options(cfg if options.has_options(cfg) else _task_options(task))
+        if chosen.enabled:
+            record = replace.replace_tables(model, cfg, chosen)
+            set_options(cfg, options.to_keys(chosen))
+            write_record(cfg, record)
+        return model
+
+    return build
+
+
+def _task_options(task: Any) -> Any:
+    # Tasks of the older kind have no cfg, but args.
+    return getattr(task, "cfg", None) or getattr(task, "args", None)
+
+
+def setup_task(old: Callable) -> Callable:
+    """Check the options before anything is read."""
+
+    @functools.wraps(old)
+    def setup(cfg: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("from_checkpoint"):
+            options.check_options(cfg)
+        return old(cfg, **kwargs)
+
+    return setup
+
+
+def register_task(old: Callable) -> Callable:
+    """Give a task that is registered after the plugin the DPQ options too."""
+
+    @functools.wraps(old)
+    def register(name: str, dataclass: Any = None) -> Callable:
+        decorate = old(name, dataclass=dataclass)
+
+        def decorator(cls: Any) -> Any:
+            cls = decorate(cls)
+            options.add_to_task(name)
+            return cls
+
+        return decorator
+
+    return register
+
+
+def criterion_call(old: Callable) -> Callable:
+    """Add the regulariser to what any criterion returns, once for each batch."""
+    depth = 0  # a criterion may call others; the outermost one adds it
+
+    def call(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            result = old(self, model, *args, **kwargs)
+        finally:
+            depth -= 1
+        return result if depth else training.add_regularizer(model, result)
+
+    return call
+
+
+def optimizer_step(old: Callable) -> Callable:
+    """After each update, let the tables' statistics follow."""
+
+    @functools.wraps(old)
+    def step(self: Any, optimizer: Any, model: Any, update_num: int) -> None:
+        old(self, optimizer, model, update_num)
+        training.after_update(model, optimizer)
+
+    return step
+
+
+def prepare_sample(old: Callable) -> Callable:
+    """Keep a worker's dummy batch, which only keeps step with the others, out of statistics."""
+
+    @functools.wraps(old)
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sample, is_dummy = old(self, *args, **kwargs)
+        for _, table in training.named_tables(self.model):
+            table.ignore_batch = bool(is_dummy)
+        return sample, is_dummy
+
+    return prepare
+
+
+def reduce_and_log_stats(old: Callable) -> Callable:
+    """Log the regulariser with each batch, and code use with each validation."""
+
+    @functools.wraps(old)
+    def reduce(self: Any, logging_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        training.log_regularizer(logging_outputs)
+        if not self.model.training and hasattr(self, "_dpq_watch"):
+            self._dpq_watch.log()
+        return old(self, logging_outputs, *args, **kwargs)
+
+    return reduce
+
+
+def begin_valid_epoch(old: Callable) -> Callable:
+    """Look at the codes before each validation."""
+
+    @functools.wraps(old)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, "_dpq_watch"):
+            self._dpq_watch = training.CodeWatch()
+        self._dpq_watch.look(self.get_model(), self.get_num_updates())
+        return old(self, *args, **kwargs)
+
+    return begin
+
+
+_restoring: list[tuple[Any, bool]] = []  # the trainer that is loading, and reset_optimizer
+
+
+def load_checkpoint(old: Callable) -> Callable:
+    """Remember which trainer loads, so that the loaded options can be compared with its own."""
+
+    @functools.wraps(old)
+    def load(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kw: Any) -> Any:
+        _restoring.append((self, reset_optimizer))
+        try:
+            return old(self, filename, reset_optimizer, *args, **kw)
+        finally:
+            _restoring.pop()
+
+    return load
+
+
+def load_checkpoint_to_cpu(old: Callable) -> Callable:
+    """Compare a checkpoint's DPQ options with those of the trainer that restores it."""
+
+    @functools.wraps(old)
+    def load(path: str, *args: Any, **kwargs: Any) -> Any:
+        state = old(path, *args, **kwargs)
+        if _restoring:
+            trainer, reset_optimizer = _restoring[-1]
+            resume.check_restore(trainer.cfg.model, state, str(path), reset_optimizer)
+        return state
+
+    return load

@@ -1,0 +1,138 @@
+"""The two table forms as fairseq modules, and output layers that share a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_dpq import starts
+from fairseq_dpq.compact import CompactEmbedding
+from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.embedding import DPQEmbedding
+
+
+class _LoadsInFairseq:
+    """Loading in fairseq's manner, for both forms.
+
+    Some models (bart) read `<name>.weight` of the state dict to learn the vocabulary's size before
+    they load it. They get an empty stand-in, which is taken out again before it could be loaded.
+    """
+
+    num_embeddings: int
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        state_dict.setdefault(f"{name}.weight", torch.empty(self.num_embeddings, 0))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        state_dict.pop(prefix + "weight", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
+
+
+class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
+    """A DPQ table inside a fairseq model; a full table that is loaded into it becomes its start."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.defer_updates = True  # statistics follow each update, not each micro-batch
+        self._log_evaluation = True
+
+    def forward(self, indices: Tensor) -> Tensor:
+        out = super().forward(indices)
+        watched = self.config.method == "vq" and self._log_evaluation
+        if watched and not self.training and not torch.is_grad_enabled():
+            self._note_regularizer(indices.reshape(-1), out)
+        return out
+
+    def _note_regularizer(self, tokens: Tensor, out: Tensor) -> None:
+        """Keep the regulariser of a validation batch for the log; it enters no loss."""
+        out = out.reshape(tokens.numel(), -1).float()
+        if self.padding_idx is not None:
+            real = tokens != self.padding_idx
+            tokens, out = tokens[real], out[real]
+        if tokens.numel():
+            error = (out - F.embedding(tokens, self.query).float()).pow(2).sum()
+            self._regularizer = [*self._regularizer[-7:], (error, out.numel())]
+
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        self._log_evaluation = False
+        if not self.training:
+            self.freeze()
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        if f"{name}.codes" in state_dict:
+            raise DPQConfigError(
+                f"{name} is compact in this checkpoint: what training needs is gone. Restore the "
+                "training checkpoint it was made from"
+            )
+        full = state_dict.get(f"{name}.weight")
+        shape = (self.num_embeddings, self.embedding_dim)
+        is_full = full is not None and tuple(full.shape) == shape
+        if full is not None and is_full and f"{name}.query" not in state_dict:
+            for key, tensor in self._start_state(full).items():
+                state_dict[f"{name}.{key}"] = tensor
+        super().upgrade_state_dict_named(state_dict, name)
+
+    def _start_state(self, full: Tensor) -> dict[str, Tensor]:
+        """The state that starts near a full table, by k-means."""
+        c = self.config
+        layer = DPQEmbedding(
+            self.num_embeddings, self.embedding_dim, self.padding_idx, **c.layer_options()
+        )
+        starts.start_from_table(layer, full.float())
+        return layer.state_dict()
+
+
+class FairseqCompactEmbedding(_LoadsInFairseq, CompactEmbedding):
+    """A compact table inside a fairseq model."""
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        codes = state_dict.get(f"{name}.codes")
+        if codes is not None and codes.dtype != torch.uint8:
+            raise DPQConfigError(
+                f"{name}.codes are {codes.dtype}, not packed bytes: this looks like an average of "
+                "compact checkpoints, which destroys the codes. Average the training checkpoints "
+                "first, then compact the average"
+            )
+        super().upgrade_state_dict_named(state_dict, name)
+
+
+def tie_output(output: nn.Module, parameter: str, table: nn.Module) -> None:
+    """Let an output layer read `parameter` from a table at each call, instead of its own tensor.
+
+    The stock layers (nn.Linear, roberta's head) read `self.weight` in forward, so a property of
+    that name is all they need; their state_dict no longer has it.
+    """
+    cls = type(output)
+
+    def get_table(self: Any) -> Tensor:
+        return self.__dict__["_dpq_table"][0].weight
+
+    def load(self: Any, state_dict: Any, prefix: str, *args: Any) -> None:
+        state_dict.pop(prefix + parameter, None)  # of a full checkpoint: the table's own copy
+        cls._load_from_state_dict(self, state_dict, prefix, *args)
+
+    def prepare_scriptable(self: Any) -> nn.Module:
+        """TorchScript gets the stock layer, with the table spelled out."""
+        plain = cls.__new__(cls)
+        plain.__dict__ = {k: v for k, v in self.__dict__.items() if k != "_dpq_table"}
+        plain._parameters = dict(self._parameters)
+        weight = get_table(self).detach()
+        plain._parameters[parameter] = nn.Parameter(weight, requires_grad=False)
+        return plain
+
+    del output._parameters[parameter]
+    # In a tuple, so that the table is not registered as a child of the output layer too.
+    output.__dict__["_dpq_table"] = (table,)
+    output.__class__ = type(
+        cls.__name__,
+        (cls,),
+        {
+            parameter: property(get_table),
+            "_load_from_state_dict": load,
+            "__prepare_scriptable__": prepare_scriptable,
+            "__module__": cls.__module__,
+        },
+    )

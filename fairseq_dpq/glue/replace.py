@@ -1,0 +1,214 @@
+"""Find the token tables of a built fairseq model and put DPQ tables in their place.
+
+Works on the finished model, so that every architecture is covered by what it has in common: a
+token table is an nn.Embedding called `embed_tokens`; what shares its Parameter is tied to it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fairseq_dpq import starts
+from fairseq_dpq.config import DPQConfig, DPQConfigError, PluginConfig
+from fairseq_dpq.glue.layers import FairseqCompactEmbedding, FairseqDPQEmbedding, tie_output
+from fairseq_dpq.glue.options import say
+from fairseq_dpq.tables import Table, TablesRecord, get_option
+
+logger = logging.getLogger("fairseq_dpq")
+
+
+@dataclass
+class Found:
+    """One token table of a model: every path it stands at, and the layers that share it."""
+
+    module: nn.Module
+    paths: list[str]
+    tied: list[tuple[str, nn.Module, str]] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        return self.paths[0]
+
+    @property
+    def decoder(self) -> bool:
+        """Whether it is a decoder's alone."""
+        return all(any(p.startswith("decoder") for p in path.split(".")) for path in self.paths)
+
+
+def find_tables(model: nn.Module) -> list[Found]:
+    """The token tables of a model, in order, each once."""
+    by_weight: dict[int, Found] = {}
+    named = list(model.named_modules(remove_duplicate=False))
+    for path, module in named:
+        if path.split(".")[-1] == "embed_tokens":
+            weight = getattr(module, "weight", None)
+            key = id(weight) if isinstance(weight, nn.Parameter) else id(module)
+            found = by_weight.setdefault(key, Found(module, []))
+            if path not in found.paths:
+                found.paths.append(path)
+    seen: set[tuple[int, str]] = set()
+    for path, module in named:
+        if path.split(".")[-1] == "embed_tokens":
+            continue
+        for name, parameter in module._parameters.items():
+            if id(parameter) in by_weight and (id(module), name) not in seen:
+                seen.add((id(module), name))
+                by_weight[id(parameter)].tied.append((path, module, name))
+    return list(by_weight.values())
+
+
+def replace_tables(model: nn.Module, cfg: Any, options: PluginConfig) -> TablesRecord:
+    """Put fresh DPQ tables into a model that is about to be trained."""
+    tables = find_tables(model)
+    chosen = _choose(tables, options, model)
+    record = TablesRecord({})
+    for found in chosen:
+        _refuse_what_cannot_be(found)
+        old = found.module
+        assert isinstance(old, nn.Embedding)
+        config = options.table_config(found.decoder)
+        config.validate(old.embedding_dim, say, _dim_flag(found))
+        table = FairseqDPQEmbedding(
+            old.num_embeddings,
+            old.embedding_dim,
+            old.padding_idx,
+            device=old.weight.device,
+            dtype=old.weight.dtype,
+            **config.layer_options(),
+        )
+        vectors = get_option(cfg, f"{'decoder' if found.decoder else 'encoder'}_embed_path")
+        if vectors:
+            logger.info(f"{found.path}: k-means of the vectors from {vectors}")
+            starts.start_from_table(table, old.weight.detach().float())
+        else:
+            table.reset_parameters(like=old.weight)
+        if not old.weight.requires_grad:
+            table.requires_grad_(False)
+        _put(model, found, table)
+        record.tables[found.path] = _describe(found, config)
+    _report(tables, record)
+    return record
+
+
+def restore_tables(model: nn.Module, record: TablesRecord) -> None:
+    """Put the tables that a checkpoint's record names into a model, to be loaded from it."""
+    found = {path: f for f in find_tables(model) for path in f.paths}
+    for path, table in record.tables.items():
+        if path not in found:
+            raise DPQConfigError(
+                f"the checkpoint has a DPQ table at {path}, but this model has none there; it has "
+                + (", ".join(found) or "no token table")
+            )
+        c = table.config
+        size = (table.num_embeddings, table.embedding_dim, table.padding_idx)
+        new: nn.Module
+        if record.form == "compact":
+            new = FairseqCompactEmbedding(
+                *size, K=c.K, D=c.D, share_subspaces=c.share_subspaces, dtype=_dtype(record)
+            )
+        else:
+            new = FairseqDPQEmbedding(*size, **c.layer_options())
+        new.train(model.training)
+        _put(model, found[path], new)
+
+
+def _dtype(record: TablesRecord) -> torch.dtype | None:
+    return getattr(torch, record.values_dtype) if record.values_dtype else None
+
+
+def _put(model: nn.Module, found: Found, table: nn.Module) -> None:
+    for path in found.paths:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, table)
+    for _, output, parameter in found.tied:
+        tie_output(output, parameter, table)
+
+
+def _choose(tables: list[Found], options: PluginConfig, model: nn.Module) -> list[Found]:
+    wanted = options.embeddings.strip()
+    encoders = [t for t in tables if not t.decoder]
+    decoders = [t for t in tables if t not in encoders]
+    if not tables:
+        raise DPQConfigError(
+            f"{say('K', options.K)}: {type(model).__name__} has no token embedding that DPQ could "
+            "replace (no module called embed_tokens); leave --dpq-K out for this model"
+        )
+    if wanted == "all":
+        return tables
+    if wanted == "input":
+        return encoders or decoders
+    if wanted == "decoder":
+        chosen = [t for t in tables if any("decoder" in path.split(".") for path in t.paths)]
+        if not chosen:
+            raise DPQConfigError(
+                f"{say('embeddings', wanted)}: this model has no decoder table; it has "
+                + ", ".join(t.path for t in tables)
+            )
+        return chosen
+    chosen = []
+    for path in (part.strip() for part in wanted.split(",")):
+        match = next((t for t in tables if path in t.paths), None)
+        if match is None:
+            raise DPQConfigError(
+                f"{say('embeddings', wanted)}: no token table at {path!r}; choose input, decoder, "
+                "all, or of " + ", ".join(p for t in tables for p in t.paths)
+            )
+        if match not in chosen:
+            chosen.append(match)
+    return chosen
+
+
+def _refuse_what_cannot_be(found: Found) -> None:
+    kind = type(found.module).__name__
+    if type(found.module) is not nn.Embedding:
+        hint = {
+            "AdaptiveInput": "it already varies the embedding size; leave --adaptive-input out",
+            "CharacterTokenEmbedder": "it has no table of tokens; leave --character-embeddings out",
+        }.get(kind, "DPQ replaces plain nn.Embedding tables only")
+        raise DPQConfigError(f"--dpq-embeddings: {found.path} is a {kind}: {hint}")
+    for path, output, _ in found.tied:
+        if type(output).__name__ == "TiedLinear":
+            raise DPQConfigError(
+                f"--dpq-embeddings: {found.path} is tied to the adaptive softmax at {path}, which "
+                "needs slices of a stored table; leave --tie-adaptive-weights out"
+            )
+
+
+def _dim_flag(found: Found) -> str:
+    return "--decoder-embed-dim" if found.decoder else "--encoder-embed-dim"
+
+
+def _describe(found: Found, config: DPQConfig) -> Table:
+    assert isinstance(found.module, nn.Embedding)
+    return Table(
+        num_embeddings=found.module.num_embeddings,
+        embedding_dim=found.module.embedding_dim,
+        padding_idx=found.module.padding_idx,
+        options=config.layer_options(),
+        aliases=found.paths[1:],
+        tied=[path for path, _, _ in found.tied],
+    )
+
+
+def _report(tables: list[Found], record: TablesRecord) -> None:
+    """Say at start which tables were replaced, which were left, and the CR of each."""
+    for found in tables:
+        table = record.tables.get(found.path)
+        if table is None:
+            logger.info(f"{found.path}: left as it is (not chosen by --dpq-embeddings)")
+            continue
+        c = table.config
+        text = f"{table.num_embeddings} x {table.embedding_dim} -> DPQ {c.method} K={c.K} D={c.D}"
+        if c.share_subspaces:
+            text += ", shared subspaces"
+        if table.aliases:
+            text += f", also at {', '.join(table.aliases)}"
+        if table.tied:
+            text += f", tied to {', '.join(table.tied)}"
+        ratio = c.compression_ratio(table.num_embeddings, table.embedding_dim)
+        logger.info(f"{found.path}: {text}; compression ratio {ratio:.1f} once compact")

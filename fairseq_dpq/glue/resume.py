@@ -1,0 +1,75 @@
+"""Restoring a checkpoint into training: the same DPQ options, or an error that shows both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.glue.options import flag, say
+from fairseq_dpq.tables import Table, TablesRecord, get_option, read_record
+
+# What a table's tensors depend on; the rest may change when the optimiser is reset.
+_SHAPES = ("K", "D", "method", "share_subspaces", "key_dim", "normalize")
+
+
+def check_restore(model_cfg: Any, state: Any, filename: str, reset_optimizer: bool) -> None:
+    """Compare a checkpoint's DPQ tables with those of the model that would load it."""
+    saved_cfg = get_option(state.get("cfg"), "model") if state.get("cfg") else state.get("args")
+    saved = read_record(saved_cfg)
+    current = read_record(model_cfg)
+    if saved is not None and saved.form == "compact":
+        source = f": {saved.source}" if saved.source else ""
+        raise DPQConfigError(
+            f"{filename} is a compact checkpoint: the queries and the optimiser state that "
+            f"training needs are gone. Restore the training checkpoint it was made from{source}"
+        )
+    if saved is None and current is None:
+        return
+    if current is None:
+        assert saved is not None
+        raise DPQConfigError(
+            f"{filename} was trained with DPQ ({_flags(saved)}), but this command has no --dpq-K; "
+            "give it the same options"
+        )
+    if saved is None:
+        if not reset_optimizer:
+            raise DPQConfigError(
+                f"{filename} has full tables, this command asks for DPQ ({_flags(current)}). To "
+                "start the DPQ tables from them by k-means, use --finetune-from-model "
+                f"{filename}, or --restore-file with --reset-optimizer --reset-lr-scheduler "
+                "--reset-dataloader --reset-meters"
+            )
+        return
+    _same_tables(saved, current, filename, reset_optimizer)
+
+
+def _same_tables(
+    saved: TablesRecord, current: TablesRecord, filename: str, reset_optimizer: bool
+) -> None:
+    if list(saved.tables) != list(current.tables):
+        raise DPQConfigError(
+            f"{filename} has DPQ tables at {', '.join(saved.tables)}; with this command's "
+            f"--dpq-embeddings they are at {', '.join(current.tables)}"
+        )
+    differences = []
+    for path, before in saved.tables.items():
+        for name, old in before.options.items():
+            new = current.tables[path].options.get(name)
+            if old != new and (name in _SHAPES or not reset_optimizer):
+                differences.append(f"{path}: {_both(name, old, new)}")
+    if differences:
+        raise DPQConfigError(
+            f"{filename} was trained with other DPQ options than this command has: "
+            + "; ".join(differences)
+        )
+
+
+def _both(name: str, old: Any, new: Any) -> str:
+    if name == "normalize":
+        old, new = not old, not new
+    return f"{flag(name)} {old} in the checkpoint, {new} here"
+
+
+def _flags(record: TablesRecord) -> str:
+    table: Table = next(iter(record.tables.values()))
+    return " ".join(say(name, table.options[name]) for name in ("K", "D", "method"))

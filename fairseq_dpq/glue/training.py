@@ -1,0 +1,153 @@
+"""DPQ during training: the regulariser in the loss, statistics after each update, the log.
+
+Every criterion is called with the model, so that is where the regularisers of its tables are
+collected; whatever the criterion does inside, they are added once, scaled by its sample size.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.embedding import DPQEmbedding, code_usage
+
+logger = logging.getLogger("fairseq_dpq")
+
+REG_KEY = "dpq_reg"
+WEIGHT_KEY = "dpq_reg_weight"
+_COLLAPSED = 0.25  # of the codes in use, or of the entropy that is possible
+
+
+def named_tables(model: nn.Module) -> list[tuple[str, DPQEmbedding]]:
+    """The DPQ tables of a model, DDP-wrapped or not, each once, by path."""
+    return [
+        (name.replace("module.", "", 1) if name.startswith("module.") else name, m)
+        for name, m in model.named_modules()
+        if isinstance(m, DPQEmbedding)
+    ]
+
+
+def add_regularizer(model: Any, result: Any) -> Any:
+    """Add the tables' regularisers to a criterion's (loss, sample_size, logging_output)."""
+    if not isinstance(model, nn.Module):
+        return result
+    popped = [m.pop_regularizer() for m in model.modules() if isinstance(m, DPQEmbedding)]
+    terms = [term for term in popped if term is not None]
+    if not terms:
+        return result
+    loss, sample_size, logging_output = result
+    total = torch.stack(terms).sum()
+    if model.training:
+        loss = loss + total * sample_size
+    logging_output[REG_KEY] = total.detach() * sample_size
+    logging_output[WEIGHT_KEY] = sample_size
+    return loss, sample_size, logging_output
+
+
+def after_update(model: nn.Module, optimizer: Any) -> None:
+    """Let the tables' statistics follow one update, the same on all workers."""
+    for name, table in named_tables(model):
+        if table.has_regularizer():
+            raise DPQConfigError(
+                f"the VQ regulariser of {name} did not reach the loss: the task calls "
+                "criterion.forward(model, sample) or uses another model than it hands to the "
+                "criterion. It must call criterion(model, sample)"
+            )
+        if table.step():
+            _copy_to_optimizer(table, optimizer)
+
+
+def _copy_to_optimizer(table: DPQEmbedding, optimizer: Any) -> None:
+    """Hand parameters that were set anew to an fp16 optimiser's float32 copies."""
+    copies = getattr(optimizer, "fp32_params", None)
+    own = getattr(optimizer, "fp16_params", None)
+    if copies is None or own is None:
+        return
+    mine = {id(p) for p in table.parameters()}
+    if isinstance(copies, dict):  # one flat tensor for each device
+        offset = dict.fromkeys(copies, 0)
+        for p in own:
+            device = p.device.index if len(copies) > 1 else next(iter(copies))
+            start = offset[device]
+            if id(p) in mine:
+                copies[device].data[start : start + p.numel()] = p.data.float().view(-1)
+            offset[device] = start + p.numel()
+    else:
+        for p, copy in zip(own, copies):
+            if id(p) in mine:
+                copy.data.copy_(p.data)
+
+
+def log_regularizer(logging_outputs: Any) -> None:
+    """Put the regulariser into fairseq's metrics, beside the loss."""
+    from fairseq.logging import metrics
+
+    with_it = [o for o in logging_outputs or [] if REG_KEY in o]
+    weight = sum(_number(o[WEIGHT_KEY]) for o in with_it)
+    if with_it and weight:
+        value = sum(_number(o[REG_KEY]) for o in with_it) / weight
+        metrics.log_scalar(REG_KEY, value, weight, priority=150, round=5)
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if isinstance(value, Tensor) else value)
+
+
+class CodeWatch:
+    """Follows the codes of a model's tables from validation to validation."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, Tensor] = {}
+        self.updates: int | None = None
+        self.stats: dict[str, float] = {}
+
+    @torch.no_grad()
+    def look(self, model: nn.Module, updates: int) -> None:
+        """Work out code use, entropy and change, once for each validation."""
+        tables = named_tables(model)
+        if not tables or updates == self.updates:
+            return
+        self.updates = updates
+        rows: list[dict[str, float]] = []
+        for name, table in tables:
+            codes = table.codes().cpu()
+            row = self._row(name, table, codes)
+            rows.append(row)
+            text = f"{row['used']:.1%} of codes used, entropy {row['entropy']:.2f} bits"
+            if "changed" in row:
+                text += f", {row['changed']:.2%} changed since the last validation"
+            logger.info(f"{name}: {text}")
+            possible = math.log2(min(table.config.K, table.num_embeddings))
+            if row["used"] < _COLLAPSED or row["entropy"] < _COLLAPSED * possible:
+                logger.warning(
+                    f"{name}: the codes collapse ({text}). Try --dpq-kmeans-init 1, "
+                    "--dpq-reseed-after 1000"
+                    + (" or --dpq-rotation-trick" if table.config.method == "vq" else "")
+                )
+        keys = [k for k in ("used", "entropy", "changed") if all(k in row for row in rows)]
+        self.stats = {f"dpq_{k}": sum(row[k] for row in rows) / len(rows) for k in keys}
+
+    def _row(self, name: str, table: DPQEmbedding, codes: Tensor) -> dict[str, float]:
+        usage = code_usage(codes, table.config.K, table.padding_idx)
+        possible = min(table.config.K, table.num_embeddings)
+        row = {
+            "used": usage["used"].float().mean().item() / possible,
+            "entropy": usage["entropy"].mean().item(),
+        }
+        before = self.codes.get(name)
+        if before is not None and before.shape == codes.shape:
+            row["changed"] = (before != codes).float().mean().item()
+        self.codes[name] = codes
+        return row
+
+    def log(self) -> None:
+        """Put the last look into fairseq's metrics."""
+        from fairseq.logging import metrics
+
+        for key, value in self.stats.items():
+            metrics.log_scalar(key, value, 1, priority=160, round=4)
