@@ -67,7 +67,7 @@ def build_folder(
             if path.is_file()
         }
         stamp = {"key": key, "result": result, "files": files}
-        text = json.dumps(stamp, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        text = json.dumps(stamp, indent=1, ensure_ascii=False) + "\n"
         (partial / STAMP).write_text(text, encoding="utf-8")
         if folder.exists():
             os.replace(folder, old)
