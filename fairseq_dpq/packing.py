@@ -1,7 +1,7 @@
 """Codes to bits and back: each row is packed on its own, so that one row can be read alone.
 
 Within a row, codes follow each other without gaps, least significant bit first; a row is padded
-to whole bytes. Group j takes bits[j] bits, which may be 0 for a group with a single code.
+to whole bytes, at least one. Group j takes bits[j] bits, 0 for a group with a single code.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _CHUNK_BITS = 1 << 24  # bits (one byte each while packing) held at once
 
 
 def row_bytes(bits: Sequence[int]) -> int:
-    """Bytes of one packed row."""
-    return (sum(bits) + 7) // 8
+    """Bytes of one packed row; at least one, so that rows can be looked up and counted."""
+    return max(1, (sum(bits) + 7) // 8)
 
 
 def code_dtype(K: int) -> torch.dtype:
@@ -32,7 +32,7 @@ def pack_codes(codes: Tensor, bits: Sequence[int]) -> Tensor:
     width = row_bytes(bits)
     group = [j for j, b in enumerate(bits) for _ in range(b)]
     shift = [s for b in bits for s in range(b)]
-    packed = torch.empty(n, width, dtype=torch.uint8, device=codes.device)
+    packed = torch.zeros(n, width, dtype=torch.uint8, device=codes.device)
     if not group:
         return packed
     group_t = torch.tensor(group, device=codes.device)
@@ -50,7 +50,7 @@ def pack_codes(codes: Tensor, bits: Sequence[int]) -> Tensor:
 
 def unpack_plan(bits: Sequence[int]) -> Tensor:
     """Where each code lies in a packed row: (5, D) int32 of three byte numbers, shift and mask."""
-    last = max(row_bytes(bits) - 1, 0)
+    last = row_bytes(bits) - 1
     rows = []
     position = 0
     for b in bits:
@@ -79,9 +79,7 @@ def is_wide(bits: Sequence[int]) -> bool:
 def unpack_codes(packed: Tensor, bits: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Unpack a whole packed table into codes (n, D) of `dtype`, in bounded memory."""
     n, D = packed.shape[0], len(bits)
-    codes = torch.zeros(n, D, dtype=dtype, device=packed.device)
-    if row_bytes(bits) == 0:
-        return codes
+    codes = torch.empty(n, D, dtype=dtype, device=packed.device)
     plan = unpack_plan(bits).to(packed.device)
     wide = is_wide(bits)
     step = max(1, _CHUNK_BITS // (8 * D))

@@ -98,10 +98,9 @@ class Pending:
         if used is not None and c.reseed_after:
             changed = self._reseed(layer, used) or changed
         if changed:
-            for parameter in layer.parameters():
-                _copy_from_first_worker(parameter)
-            for buffer in layer.buffers():
-                _copy_from_first_worker(buffer)
+            # All that a start or a new seed sets; the queries, which are large, stay as they are.
+            for tensor in (layer.keys_or_values, layer.values, *layer.buffers()):
+                _copy_from_first_worker(tensor)
         return changed
 
     def _move_statistics(

@@ -205,7 +205,8 @@ def _codes_of_chunk(
     lead = slope * norm + offset  # (rows, D)
     near = (score >= (best - lead).unsqueeze(-1)).sum(-1) != 1
     row, group = near.nonzero(as_tuple=True)
-    step = max(1, _CPU_CHUNK // keys.shape[1])
+    # Each tie takes a copy of its group's keys, K * d_key numbers, unless all groups share them.
+    step = max(1, _CPU_CHUNK // (keys[0].numel() if keys.shape[0] > 1 else keys.shape[1]))
     for start in range(0, row.numel(), step):
         r, j = row[start : start + step], group[start : start + step]
         codes[r, j] = _ordered_codes(query[r, j], keys, j, distance, stats)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_dpq import quantizer
@@ -49,37 +50,113 @@ def start_from_table(
     points = _by_group(table.view(n, c.D, -1), c.share_subspaces)  # (G, n or n * D, d/D)
     real = _by_group(_real_rows(layer).view(n, 1).expand(n, c.D).unsqueeze(-1), c.share_subspaces)
     rows = real[0, :, 0].nonzero().squeeze(1)  # padding is no point
-    fit = points.index_select(1, rows) if rows.numel() and rows.numel() < real.shape[1] else points
+    fit = points.index_select(1, rows) if rows.numel() < real.shape[1] else points
     centroids = kmeans(fit, c.K, seed=seed, progress=progress)  # (G, K, d/D)
-    if c.method == "vq" or (c.resolved_distance() == "euclidean" and c.key_dim in (None, d // c.D)):
+    codes = assign(points, centroids)  # (G, n or n * D)
+    mass = means(points, codes, c.K)[1]
+    layer.values.copy_(centroids)
+    layer.reset_statistics()
+    same_space = c.resolved_distance() == "euclidean" and c.key_dim in (None, d // c.D)
+    if c.method == "vq" or (same_space and (not c.normalize or d == c.D)):
         layer.query.copy_(table)
         layer.keys_or_values.copy_(centroids)
-    else:
-        _point_at_codes(layer, _ungroup(assign(points, centroids), n, c.D), centroids, seed)
-    if c.method == "sx":
-        layer.values.copy_(centroids)
-    layer.reset_statistics()
+    else:  # a query may be anything that gives the right code
+        layer.keys.copy_(_spread_keys(layer, centroids, mass, seed))
+        _pull_queries(layer, layer.keys, _ungroup(codes, n, c.D), 1.0)
     _vocabulary_statistics(layer)
+    if c.method == "vq" and c.normalize:
+        _settle_centroids(layer, fit, rows, _ungroup(codes, n, c.D))
+    if c.kmeans_init:
+        layer.start_updates.fill_(c.kmeans_init)  # this was the start
+    if c.ema_decay:
+        layer.ema_sum.copy_(layer.values)
     if c.method == "sx":  # the best values for the codes that the layer really gives
-        codes = _by_group(layer.codes().long().unsqueeze(-1), c.share_subspaces).squeeze(-1)
-        best, mass = means(fit, codes.index_select(1, rows) if fit is not points else codes, c.K)
+        best, mass = means(fit, _codes_by_group(layer, rows), c.K)
         layer.values.copy_(torch.where((mass > 0).unsqueeze(-1), best, centroids))
 
 
-def _point_at_codes(layer: DPQEmbedding, codes: Tensor, centroids: Tensor, seed: int) -> None:
-    """Give each token the key of its code as query; keys are directions that differ."""
-    keys = layer.keys
-    G, K, size = keys.shape
-    directions = centroids - centroids.mean(1, keepdim=True)
-    if size != centroids.shape[-1]:
+def _spread_keys(layer: DPQEmbedding, centroids: Tensor, mass: Tensor, seed: int) -> Tensor:
+    """Unit keys, each nearest to itself by any distance, also when normalised.
+
+    Normalised responses are <q - mean, k> over the deviation of <q, k>: where the queries, which
+    are the keys in the numbers `mass` (G, K), have mean 0 and equal variance in all directions,
+    that is the cosine, which no key but k itself maximises.
+    """
+    c = layer.config
+    G, K, size = layer.keys.shape
+    if size == centroids.shape[-1]:
+        keys = centroids - centroids.mean(1, keepdim=True)
+    else:
         generator = torch.Generator().manual_seed(seed)
-        directions = torch.randn(G, K, size, generator=generator).to(keys.device)
-    keys.copy_(directions / directions.norm(dim=-1, keepdim=True).clamp_min(1e-12))
+        keys = torch.randn(G, K, size, generator=generator).to(layer.keys.device)
+    keys = F.normalize(keys, dim=-1)
+    if not c.normalize or size == 1:  # on a line there are two directions only
+        return keys
+    share = (mass / mass.sum(1, keepdim=True).clamp_min(1)).unsqueeze(-1)
+    for _ in range(20):
+        keys = keys - (share * keys).sum(1, keepdim=True)
+        spread, axes = torch.linalg.eigh((share * keys).transpose(1, 2) @ keys)  # (G, size)
+        scale = 1 / (spread + 1e-2 * spread.amax(1, keepdim=True)).clamp_min(1e-12).sqrt()
+        keys = F.normalize((keys @ axes * scale.unsqueeze(1)) @ axes.transpose(1, 2), dim=-1)
+    return keys
+
+
+def _pull_queries(layer: DPQEmbedding, to: Tensor, codes: Tensor, share: float) -> None:
+    """Move the queries of tokens by `share` of the way to the row of `to` (G, K, d_key) that
+    their codes (n, D) stand for; a code below 0 lets its query be."""
     for start in range(0, codes.shape[0], _ROWS):
         part = codes[start : start + _ROWS]
-        layer.query[start : start + _ROWS] = (
-            quantizer.look_up(keys.float(), part).reshape(part.shape[0], -1).to(layer.query.dtype)
+        rows = layer.query[start : start + _ROWS]
+        q = rows.float().view(*part.shape, -1)
+        aim = quantizer.look_up(to.float(), part.clamp_min(0))
+        moved = torch.where((part >= 0).unsqueeze(-1), q + share * (aim - q), q)
+        rows.copy_(moved.view_as(rows))
+
+
+def _settle_centroids(layer: DPQEmbedding, points: Tensor, rows: Tensor, codes: Tensor) -> None:
+    """Make normalised VQ give the codes (n, D) that k-means gave, as nearly as it can.
+
+    Normalised distances prefer other centroids than the nearest. First the queries that got
+    another code are drawn to their centroids, then all; where that cannot do, as with groups of
+    one or two dimensions, centroids become the means of what they do get, while that helps.
+    """
+    table = layer.query.detach().clone()
+    best = (float("inf"), table, layer.values.detach().clone())
+
+    def take_if_better() -> None:
+        nonlocal best
+        _vocabulary_statistics(layer)
+        got = _codes_by_group(layer, rows)
+        error = sum(
+            float((p - v[k]).pow(2).sum()) for p, v, k in zip(points, layer.values.float(), got)
         )
+        if error < best[0]:
+            best = (error, layer.query.detach().clone(), layer.values.detach().clone())
+
+    real = _real_rows(layer)  # padding has no code
+    take_if_better()
+    for share, everyone in ((0.5, False), (0.5, False), (0.5, False), (1.0, False), (1.0, True)):
+        got = layer.codes().long()
+        if torch.equal(got[real], codes[real]):
+            return
+        wanted = codes if everyone else codes.masked_fill(got == codes, -1)
+        _pull_queries(layer, layer.values, wanted, share)
+        take_if_better()
+    layer.query.copy_(table)
+    _vocabulary_statistics(layer)
+    for _ in range(10):
+        mean, mass = means(points, _codes_by_group(layer, rows), layer.config.K)
+        layer.values.copy_(torch.where((mass > 0).unsqueeze(-1), mean, layer.values.float()))
+        take_if_better()
+    layer.query.copy_(best[1])
+    layer.values.copy_(best[2])
+    _vocabulary_statistics(layer)
+
+
+def _codes_by_group(layer: DPQEmbedding, rows: Tensor) -> Tensor:
+    """The layer's codes (G, rows) of the rows of all points (n, or n * D when shared)."""
+    codes = _by_group(layer.codes().long().unsqueeze(-1), layer.config.share_subspaces)
+    return codes.squeeze(-1).index_select(1, rows)
 
 
 def _vocabulary_statistics(layer: DPQEmbedding) -> None:
