@@ -75,8 +75,10 @@ class Sources:
 
     def fetch(self, wanted: Sequence[Wanted]) -> dict[str, Held]:
         """Find or download every wanted file, checked but not yet unpacked."""
-        step = self._local if self.folder is not None else self._network
-        return {item.name: step(item) for item in wanted}
+        if self.folder is None:
+            return {item.name: self._network(item) for item in wanted}
+        self._require_all(wanted)  # before any time goes into checksums
+        return {item.name: self._local(item) for item in wanted}
 
     def unpack(self, held: Mapping[str, Held], wanted: Sequence[Wanted]) -> dict[str, Path]:
         """Paths of the files themselves; each archive is read once."""
@@ -94,12 +96,18 @@ class Sources:
         paths = {item.path for item in held.values()}
         return {path.name: self._hash(path) for path in sorted(paths)}
 
+    def _require_all(self, wanted: Sequence[Wanted]) -> None:
+        missing = [item for item in wanted if self.locate(item) is None]
+        if missing:
+            routes = [route for item in missing for route in item.routes if route.member]
+            archives = list(dict.fromkeys(route.remote.name for route in routes))
+            also = f" (nor {', '.join(archives)})" if archives else ""
+            names = ", ".join(item.name for item in missing)
+            raise PrepareError(f"--from {self.folder}: no {names}{also}")
+
     def _local(self, item: Wanted) -> Held:
         held = self.locate(item)
-        if held is None:
-            archives = sorted({r.remote.name for r in item.routes if r.remote.name != item.name})
-            also = f" (nor {', '.join(archives)})" if archives else ""
-            raise PrepareError(f"--from {self.folder}: no {item.name}{also}")
+        assert held is not None
         if held.route is None:
             self.checks.require(held.path, item.name, item.digest)
         else:
