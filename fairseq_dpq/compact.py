@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
@@ -21,6 +23,7 @@ from fairseq_dpq.packing import (
 # A value row of one of these sizes is copied as a single element, several times faster than as a
 # row of small floats. Each dtype is only ever moved, never computed with.
 _ELEMENT = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_CRC_BITS = 32
 
 
 class CompactEmbedding(nn.Module):
@@ -29,7 +32,9 @@ class CompactEmbedding(nn.Module):
     `codes` hold one or two bytes a code for the fastest lookup, or, with `packed`, the bits alone;
     in the state_dict they are always packed: `codes` (n, bytes), `values` (rows, d/D), and
     `sizes` (D,) where groups have different numbers of codes. Value rows of group j follow those
-    of group j - 1; with `share_subspaces` all groups use the same rows.
+    of group j - 1; with `share_subspaces` all groups use the same rows. `codes_crc32` (32,) bool
+    tells damaged codes from good ones; as booleans, because averaging checkpoints, which would
+    turn codes into noise, stops at a boolean with an error.
     """
 
     __jit_unused_properties__ = ("weight", "nbytes", "saved_nbytes")
@@ -132,6 +137,13 @@ class CompactEmbedding(nn.Module):
         module.codes.copy_(pack_codes(codes, module.bits) if packed else codes)
         return module
 
+    @classmethod
+    def from_file(cls, path: str | Path) -> CompactEmbedding:
+        """From a file of fairseq-dpq-export, memory-mapped: rows are read when asked for."""
+        from fairseq_dpq import exported
+
+        return exported.read_embedding(path, cls)
+
     def forward(self, indices: Tensor) -> Tensor:
         flat = indices.reshape(-1)
         rows = self.codes.index_select(0, flat)
@@ -173,14 +185,16 @@ class CompactEmbedding(nn.Module):
         """Bytes of the tensors of its state_dict."""
         uneven = 4 * self.D if len(set(self.sizes)) > 1 else 0
         values = self.value_rows * self.values.shape[1] * self.values.element_size()
-        return self.num_embeddings * row_bytes(self.bits) + values + uneven
+        return self.num_embeddings * row_bytes(self.bits) + values + uneven + _CRC_BITS
 
     def compression_ratio(self) -> float:
         """Bytes of the full float32 table over the bytes that are saved."""
         return 4 * self.num_embeddings * self.embedding_dim / self.saved_nbytes
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        destination[prefix + "codes"] = self.packed_codes()
+        codes = self.packed_codes()
+        destination[prefix + "codes"] = codes
+        destination[prefix + "codes_crc32"] = codes_crc32(codes)
         destination[prefix + "values"] = self.values[: self.value_rows]
         if len(set(self.sizes)) > 1:
             destination[prefix + "sizes"] = torch.tensor(self.sizes, dtype=torch.int32)
@@ -221,6 +235,12 @@ class CompactEmbedding(nn.Module):
                     f"size mismatch for {prefix}{name}: the checkpoint has {tuple(found.shape)}, "
                     f"this model needs {shape}"
                 )
+        stored = state_dict.get(prefix + "codes_crc32")
+        if stored is not None and stored.tolist() != codes_crc32(codes).tolist():
+            error_msgs.append(
+                f"{prefix}codes do not match their checksum: the file is damaged, or compact "
+                "checkpoints were averaged; average the training checkpoints, then compact"
+            )
         if not error_msgs:
             with torch.no_grad():
                 self.values[: self.value_rows] = values
@@ -228,7 +248,7 @@ class CompactEmbedding(nn.Module):
                     codes = unpack_codes(codes, self.bits, self.codes.dtype)
                 self.codes.copy_(codes)
         if strict:
-            known = {prefix + name for name in ("codes", "values", "sizes")}
+            known = {prefix + name for name in ("codes", "codes_crc32", "values", "sizes")}
             unexpected_keys += [
                 key for key in state_dict if key.startswith(prefix) and key not in known
             ]
@@ -244,6 +264,15 @@ class CompactEmbedding(nn.Module):
         if self.packed:
             text += ", packed"
         return f"{text}, CR={self.compression_ratio():.1f}"
+
+
+def codes_crc32(packed: Tensor) -> Tensor:
+    """The CRC-32 of packed codes, as 32 booleans, lowest bit first."""
+    crc = 0
+    flat = packed.detach().cpu().reshape(-1)
+    for start in range(0, flat.numel(), 1 << 26):
+        crc = zlib.crc32(flat[start : start + (1 << 26)].numpy().data, crc)
+    return torch.tensor([crc >> bit & 1 for bit in range(_CRC_BITS)], dtype=torch.bool)
 
 
 def _take_rows(values: Tensor, rows: Tensor) -> Tensor:

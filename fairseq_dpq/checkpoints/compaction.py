@@ -1,0 +1,264 @@
+"""From training form to compact form: codes in bounded memory, values kept, the rest dropped.
+`compact_state` makes the new checkpoint, `verify` compares a written one with its origin."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from fairseq_dpq.checkpoints.contents import (
+    Checkpoint,
+    compact_module,
+    keys_of,
+    named,
+    separate,
+    stored_bytes,
+    training_layer,
+)
+from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.compact import CompactEmbedding
+from fairseq_dpq.embedding import DPQEmbedding, code_usage
+from fairseq_dpq.tables import Table, TablesRecord, write_record
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_ROWS = 1 << 15
+
+Progress = Callable[[str, int], Callable[[int], None]]  # (what, total) -> report of work done
+
+
+@dataclass
+class Compacted:
+    """What became of one table."""
+
+    path: str
+    table: Table
+    before: int  # bytes in the training form
+    query: int  # bytes of the query matrix among them
+    after: int
+    used: Tensor  # (D,) codes in use in each group
+    bits: int  # of one symbol
+    sizes: list[int] = field(default_factory=list)  # codes stored in each group
+
+
+def drop_unused(
+    codes: Tensor, values: Tensor, padding_idx: int | None
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Codes (n, D) renumbered without those that no symbol uses; values (rows, d/D); sizes (D,)."""
+    n, D = codes.shape
+    G, K, _ = values.shape
+    used = torch.zeros(D, K, dtype=torch.bool)
+    real = torch.ones(n, dtype=torch.bool)
+    if padding_idx is not None:
+        real[padding_idx] = False
+    group = torch.arange(D)
+    for start in range(0, n, _ROWS):
+        part = codes[start : start + _ROWS][real[start : start + _ROWS]].long()
+        used[group.expand_as(part), part] = True
+    if G == 1 and D > 1:
+        used = used.any(0, keepdim=True).repeat(D, 1)
+    used[~used.any(1), 0] = True  # a table of nothing but padding still has a code
+    number = (used.cumsum(1) - 1).clamp_min_(0)  # (D, K) the new number of each code
+    new = torch.empty_like(codes)
+    for start in range(0, n, _ROWS):
+        part = codes[start : start + _ROWS].long()
+        new[start : start + _ROWS] = number[group.expand_as(part), part].to(codes.dtype)
+    if padding_idx is not None:
+        new[padding_idx] = 0
+    return new, values[used[:G]], used.sum(1).tolist()
+
+
+def compact_layer(
+    layer: DPQEmbedding,
+    dtype: torch.dtype = torch.float32,
+    shrink: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[CompactEmbedding, Tensor]:
+    """The compact form of a layer, and the number of codes in use in each group."""
+    codes = layer.codes(progress)
+    values = layer.values.detach().to(dtype)
+    used = code_usage(codes, layer.config.K, layer.padding_idx)["used"]
+    sizes = None
+    if shrink:
+        codes, values, sizes = drop_unused(codes, values, layer.padding_idx)
+    module = CompactEmbedding.from_codes(
+        codes, values, layer.embedding_dim, layer.padding_idx, sizes=sizes, packed=True
+    )
+    return module, used
+
+
+def compact_state(
+    checkpoint: Checkpoint,
+    *,
+    source: str,
+    values_dtype: str = "float32",
+    half: bool = False,
+    shrink: bool = False,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Any], list[Compacted]]:
+    """The compact checkpoint, ready to be saved, and a report on each table."""
+    record = checkpoint.dpq_record()
+    if record.form == "compact":
+        made_of = f" (made of {record.source})" if record.source else ""
+        raise CheckpointError(f"{checkpoint.path} is compact already{made_of}")
+    weights = checkpoint.weights
+    dtype = DTYPES[values_dtype]
+    dpq = [name for path, table in record.tables.items() for name in named(path, table)]
+    dropped = set(keys_of(weights, dpq))
+    rest = separate({key: value for key, value in weights.items() if key not in dropped})
+    model = _half(checkpoint, rest) if half else rest
+    done = []
+    for path, table in record.tables.items():
+        layer = training_layer(checkpoint, path, table)
+        _check_range(checkpoint, f"{path}.values", layer.values, dtype, "--values-dtype")
+        report = progress(path, table.num_embeddings) if progress is not None else None
+        module, used = compact_layer(layer, dtype, shrink, report)
+        state = {key: value.clone() for key, value in module.state_dict().items()}
+        for name in named(path, table):  # the same tensors: torch stores them once
+            model.update({f"{name}.{key}": value for key, value in state.items()})
+        mine = [weights[key] for key in keys_of(weights, [path])]
+        done.append(
+            Compacted(
+                path=path,
+                table=table,
+                before=stored_bytes(mine),
+                query=stored_bytes(layer.query),
+                after=stored_bytes(state),
+                used=used,
+                bits=sum(module.bits),
+                sizes=module.sizes,
+            )
+        )
+    new = replace(record, form="compact", source=source, values_dtype=values_dtype)
+    return inference_state(checkpoint, model, new), done
+
+
+def inference_state(
+    checkpoint: Checkpoint, model: dict[str, Tensor], record: TablesRecord
+) -> dict[str, Any]:
+    """A checkpoint with nothing but what fairseq needs to load a model for inference."""
+    old = checkpoint.state
+    state: dict[str, Any] = {"args": old.get("args"), "cfg": copy.deepcopy(old.get("cfg"))}
+    if state["args"] is not None:
+        state["args"] = copy.deepcopy(state["args"])
+    state["model"] = model
+    history = old.get("optimizer_history") or [{}]
+    state["optimizer_history"] = [
+        {
+            "criterion_name": history[-1].get("criterion_name", "CrossEntropyCriterion"),
+            "optimizer_name": history[-1].get("optimizer_name", "FairseqAdam"),
+            "lr_scheduler_state": {},
+            "num_updates": history[-1].get("num_updates", 0),
+        }
+    ]
+    state["task_state"] = old.get("task_state") or {}
+    state["extra_state"] = {}
+    write_record(Checkpoint(checkpoint.path, state, 0).model_cfg, record)
+    return state
+
+
+def _half(checkpoint: Checkpoint, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Floating-point tensors in float16; what was shared stays shared."""
+    cast: dict[tuple[Any, ...], Tensor] = {}
+    out = {}
+    for key, tensor in weights.items():
+        if tensor.dtype in (torch.float32, torch.float64, torch.bfloat16):
+            same = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            if same not in cast:
+                _check_range(checkpoint, key, tensor, torch.float16, "--half")
+                cast[same] = tensor.half()
+            tensor = cast[same]
+        out[key] = tensor
+    return out
+
+
+def _check_range(
+    checkpoint: Checkpoint, key: str, tensor: Tensor, dtype: torch.dtype, flag: str
+) -> None:
+    largest = float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+    limit = torch.finfo(dtype).max
+    if limit < largest < float("inf"):
+        better = "use --values-dtype bfloat16" if flag == "--values-dtype" else "leave --half out"
+        raise CheckpointError(
+            f"{checkpoint.path}: {key} reaches {largest:g}, beyond {flag} float16's {limit:g}; "
+            f"{better}"
+        )
+
+
+# Verification ------------------------------------------------------------------------------------
+
+
+def verify(
+    origin: Checkpoint,
+    written: Path,
+    progress: Progress | None = None,
+    shown: Path | None = None,
+) -> None:
+    """Reload a compact checkpoint and compare it with the training checkpoint, bit for bit.
+
+    Every row of every table is compared with what the training form gives in `eval()`, under each
+    of its names, and every other tensor with its origin; float16 and bfloat16 with the rounded
+    original.
+    """
+    copy_ = Checkpoint.load(written)
+    copy_.path = shown or written
+    old, new = origin.dpq_record(), copy_.dpq_record()
+    if new.form != "compact" or list(old.tables) != list(new.tables):
+        raise _differs(copy_, "the record of its tables")
+    for path, table in new.tables.items():
+        layer = training_layer(origin, path, old.tables[path])
+        module = compact_module(copy_, path, table)
+        report = progress(f"verify {path}", table.num_embeddings) if progress is not None else None
+        _compare_rows(copy_, path, layer, module, report)
+        for alias in table.aliases:
+            for key in keys_of(copy_.weights, [path]):
+                twin = copy_.weights.get(alias + key[len(path) :])
+                if twin is None or not _same_bits(twin, copy_.weights[key]):
+                    raise _differs(copy_, f"{alias}, another name of {path},")
+    dpq = [name for path, table in new.tables.items() for name in named(path, table)]
+    skip = {*keys_of(origin.weights, dpq), *keys_of(copy_.weights, dpq)}
+    for key in [*origin.weights, *copy_.weights]:
+        if key in skip:
+            continue
+        ours, theirs = copy_.weights.get(key), origin.weights.get(key)
+        if ours is None or theirs is None or not _same_bits(ours, theirs.to(ours.dtype)):
+            raise _differs(copy_, key)
+
+
+def _compare_rows(
+    checkpoint: Checkpoint,
+    path: str,
+    layer: DPQEmbedding,
+    module: CompactEmbedding,
+    progress: Callable[[int], None] | None,
+) -> None:
+    with torch.no_grad():
+        for start in range(0, layer.num_embeddings, _ROWS):
+            rows = torch.arange(start, min(start + _ROWS, layer.num_embeddings))
+            expected = layer(rows).to(module.values.dtype)
+            if not _same_bits(module(rows), expected):
+                raise _differs(checkpoint, f"a row of {path} between {start} and {start + _ROWS}")
+            if progress is not None:
+                progress(rows.numel())
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equality that tells 0.0 from -0.0 and takes NaN for equal to itself."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    kind = kinds.get(a.element_size()) if a.is_floating_point() else None
+    if kind is not None and a.dim():
+        a, b = a.contiguous().view(kind), b.contiguous().view(kind)
+    return torch.equal(a, b)
+
+
+def _differs(checkpoint: Checkpoint, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"verification failed: {what} differs from the training checkpoint; {checkpoint.path} was "
+        "not written. Please report this."
+    )

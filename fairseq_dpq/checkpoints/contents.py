@@ -1,0 +1,216 @@
+"""What a checkpoint holds: its model config, its DPQ tables in either form, bytes of its parts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.checkpoints.loading import load_checkpoint
+from fairseq_dpq.compact import CompactEmbedding
+from fairseq_dpq.config import DPQConfig, DPQConfigError
+from fairseq_dpq.embedding import DPQEmbedding
+from fairseq_dpq.tables import Table, TablesRecord, read_record
+
+_ROWS = 1 << 16  # rows looked at together
+
+
+@dataclass
+class Checkpoint:
+    """A loaded file."""
+
+    path: Path
+    state: dict[str, Any]
+    file_bytes: int
+
+    @classmethod
+    def load(cls, path: str | Path, trust: bool = False) -> Checkpoint:
+        state = load_checkpoint(path, trust)
+        return cls(Path(path), state, os.path.getsize(path))
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        return self.state["model"]
+
+    @property
+    def model_cfg(self) -> Any:
+        """The model's config: a Namespace, a dict or a DictConfig."""
+        cfg = self.state.get("cfg")
+        if not cfg:
+            return self.state["args"]  # of fairseq 0.9 and before
+        try:
+            model = cfg["model"]
+        except (KeyError, TypeError):
+            model = None
+        if model is None:
+            raise CheckpointError(f"{self.path} is not a fairseq checkpoint: its cfg has no model")
+        return model
+
+    def record(self) -> TablesRecord | None:
+        """The record of its DPQ tables; None for a model without any."""
+        try:
+            record = read_record(self.model_cfg)
+            for table in record.tables.values() if record else ():
+                table.config.validate(table.embedding_dim)
+        except (DPQConfigError, TypeError) as error:
+            raise CheckpointError(f"{self.path}: {error}") from error
+        return record
+
+    def dpq_record(self) -> TablesRecord:
+        """The record of its DPQ tables; a model without any is an error."""
+        record = self.record()
+        if record is None or not record.tables:
+            raise CheckpointError(
+                f"{self.path} has no DPQ table: it was trained without --dpq-K; "
+                "fairseq-dpq-quantize makes a compact model of it"
+            )
+        return record
+
+
+def named(path: str, table: Table) -> list[str]:
+    """All module paths of one table."""
+    return [path, *table.aliases]
+
+
+def keys_of(weights: Mapping[str, Tensor], paths: list[str]) -> list[str]:
+    """The keys of a state_dict that belong to these modules."""
+    return [key for key in weights if key.rsplit(".", 1)[0] in paths]
+
+
+def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedding:
+    """A table in its training form, for evaluation, on the checkpoint's own memory."""
+    c = table.config
+    n, d = table.num_embeddings, table.embedding_dim
+    kept = {"ema_decay": 0.0, "kmeans_init": 0, "reseed_after": 0}  # state that only training needs
+    # One row: a layer of n would draw n random rows first.
+    layer = DPQEmbedding(1, d, **{**c.layer_options(), **kept})
+    shapes = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
+    shapes["query"] = (n, c.D * c.resolved_key_dim(d))
+    for name, shape in shapes.items():
+        if name == "norm_updates":
+            continue
+        tensor = _take(checkpoint, f"{path}.{name}", shape)
+        _check_finite(checkpoint, f"{path}.{name}", tensor)
+        if name in layer._parameters:
+            layer._parameters[name] = nn.Parameter(tensor.detach(), requires_grad=False)
+        else:
+            layer._buffers[name] = tensor
+    layer.num_embeddings = n
+    layer.padding_idx = None if table.padding_idx is None else table.padding_idx % n
+    return layer.eval()
+
+
+def compact_module(
+    checkpoint: Checkpoint, path: str, table: Table, packed: bool = True
+) -> CompactEmbedding:
+    """A table in its compact form, as it is stored."""
+    c = table.config
+    for name in ("codes", "values"):
+        _take(checkpoint, f"{path}.{name}", None)
+    values = checkpoint.weights[f"{path}.values"]
+    if checkpoint.weights[f"{path}.codes"].shape[0] != table.num_embeddings:
+        raise CheckpointError(f"{checkpoint.path}: {path}.codes do not fit the record of the table")
+    module = CompactEmbedding(
+        table.num_embeddings,
+        table.embedding_dim,
+        table.padding_idx,
+        K=c.K,
+        D=c.D,
+        share_subspaces=c.share_subspaces,
+        packed=packed,
+        dtype=values.dtype,
+    )
+    part = {
+        key[len(path) + 1 :]: checkpoint.weights[key] for key in keys_of(checkpoint.weights, [path])
+    }
+    try:
+        module.load_state_dict(part)
+    except (RuntimeError, ValueError) as error:
+        text = str(error).splitlines()[-1].strip()
+        raise CheckpointError(f"{checkpoint.path}: {path}: {text}") from error
+    return module.eval()
+
+
+def _take(checkpoint: Checkpoint, key: str, shape: tuple[int, ...] | None) -> Tensor:
+    tensor = checkpoint.weights.get(key)
+    if tensor is None:
+        raise CheckpointError(f"{checkpoint.path} has no {key}, though its record names the table")
+    if shape is not None and tuple(tensor.shape) != shape:
+        raise CheckpointError(
+            f"{checkpoint.path}: {key} has shape {tuple(tensor.shape)}, its record says {shape}"
+        )
+    return tensor
+
+
+def _check_finite(checkpoint: Checkpoint, key: str, tensor: Tensor) -> None:
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    step = max(1, (_ROWS << 6) // max(rows.shape[1], 1))
+    for start in range(0, rows.shape[0], step):
+        # A sum is not finite if an element is not; the reverse needs a look at the elements.
+        part = rows[start : start + step]
+        if not bool(torch.isfinite(part.float().sum())):
+            bad = int((~torch.isfinite(part)).sum())
+            if bad:
+                raise CheckpointError(
+                    f"{checkpoint.path}: {key} holds NaN or infinite numbers ({bad:,} of them "
+                    f"from row {start:,} on): this training has diverged"
+                )
+
+
+# Bytes --------------------------------------------------------------------------------------------
+
+
+def _storage(tensor: Tensor) -> tuple[int, int]:
+    """(address, bytes) of the memory behind a tensor."""
+    untyped = getattr(tensor, "untyped_storage", None)
+    if untyped is not None:
+        storage = untyped()
+        return storage.data_ptr(), storage.nbytes()
+    typed = tensor.storage()  # torch 1
+    return typed.data_ptr(), typed.nbytes()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def stored_bytes(value: Any) -> int:
+    """Bytes that the tensors of nested containers take in a file; shared memory counts once."""
+    return sum(size for _, size in {_storage(tensor) for tensor in _tensors(value)})
+
+
+def separate(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, each with no more memory behind it than is used; ties stay ties."""
+    used: dict[tuple[int, int], int] = {}
+    for tensor in weights.values():
+        place = _storage(tensor)
+        used[place] = max(used.get(place, 0), tensor.numel() * tensor.element_size())
+    copies: dict[Any, Tensor] = {}
+    out = {}
+    for key, tensor in weights.items():
+        place = _storage(tensor)
+        if used[place] < place[1]:
+            view = (place, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+            if view not in copies:
+                copies[view] = tensor.clone()
+            tensor = copies[view]
+        out[key] = tensor
+    return out
+
+
+def describe(config: DPQConfig) -> str:
+    """Options of a table in a few words."""
+    shared = ", shared" if config.share_subspaces else ""
+    return f"{config.method} K={config.K} D={config.D}{shared}"

@@ -1,0 +1,105 @@
+"""The facts about tables and checkpoints that the tools print, as plain data for text and JSON."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Mapping, Sequence
+
+from torch import Tensor
+
+from fairseq_dpq.checkpoints.compaction import Compacted
+from fairseq_dpq.checkpoints.contents import Checkpoint, named, stored_bytes
+from fairseq_dpq.tables import Table, TablesRecord
+
+_POSITIONS = re.compile(r"(embed_positions|position|segment)")
+_TOKENS = re.compile(r"(^|\.)(embed_tokens|embeddings\.\d+\.0)\.weight$")
+_OUTPUT = re.compile(r"(output_projection|fc_out|fc3|lm_head|embed_out)(\.weight|\.weight_v)$")
+
+
+def table_facts(path: str, table: Table, stored: int, used: Sequence[int], bits: int) -> dict:
+    """Sizes of one table: `stored` are the bytes of its compact form."""
+    c = table.config
+    n, d = table.num_embeddings, table.embedding_dim
+    return {
+        "path": path,
+        "aliases": table.aliases,
+        "tied_outputs": table.tied,
+        "num_embeddings": n,
+        "embedding_dim": d,
+        "method": c.method,
+        "K": c.K,
+        "D": c.D,
+        "share_subspaces": c.share_subspaces,
+        "full_bytes": 4 * n * d,
+        "formula_bytes": c.compact_bits(n, d) / 8,
+        "formula_cr": c.compression_ratio(n, d),
+        "compact_bytes": stored,
+        "measured_cr": 4 * n * d / stored,
+        "bits_per_symbol": bits,
+        "used_codes": {
+            "min": min(used),
+            "median": sorted(used)[len(used) // 2],
+            "max": max(used),
+        },
+    }
+
+
+def compacted_facts(done: Compacted) -> dict[str, Any]:
+    """What became of one table."""
+    facts = table_facts(done.path, done.table, done.after, done.used.tolist(), done.bits)
+    facts["training_bytes"] = done.before
+    facts["stored_codes"] = done.sizes
+    return facts
+
+
+def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict[str, Any]]:
+    """Tables that stay as they are, and why."""
+    tables = record.tables if record else {}
+    taken = {name for path, table in tables.items() for name in named(path, table)}
+    out = []
+    for key, tensor in checkpoint.weights.items():
+        module = key.rsplit(".", 1)[0]
+        if module in taken or tensor.dim() != 2:
+            continue
+        if _POSITIONS.search(key):
+            why = "positions, not tokens"
+        elif _TOKENS.search(key):
+            why = "a full table: not among --dpq-embeddings in training"
+        elif _OUTPUT.search(key):
+            why = "an output layer with weights of its own"
+        else:
+            continue
+        out.append({"name": key, "bytes": tensor.numel() * tensor.element_size(), "why": why})
+    return out
+
+
+def token_tables(weights: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Full token tables of a state_dict by path, each with its other names."""
+    found: dict[str, list[str]] = {}
+    seen: dict[tuple[int, Any], str] = {}
+    for key, tensor in weights.items():
+        if tensor.dim() != 2 or not _TOKENS.search(key):
+            continue
+        path = key[: -len(".weight")]
+        place = (tensor.data_ptr(), tensor.shape)
+        if place in seen:
+            found[seen[place]].append(path)
+        else:
+            seen[place] = path
+            found[path] = []
+    return found
+
+
+def saving(checkpoint: Checkpoint, after: int, tables: Sequence[Compacted]) -> dict[str, int]:
+    """Bytes of the whole file before and after, and where the difference comes from."""
+    state = checkpoint.state
+    optimizer = stored_bytes(state.get("last_optimizer_state"))
+    query = sum(done.query for done in tables)
+    return {
+        "before": checkpoint.file_bytes,
+        "after": after,
+        "saved": checkpoint.file_bytes - after,
+        "saved_query": query,
+        "saved_optimizer": optimizer,
+        "saved_other": checkpoint.file_bytes - after - query - optimizer,
+    }

@@ -1,0 +1,144 @@
+"""Loading checkpoints of strangers: tensors and plain containers only, each refusal by its name.
+Where torch can, the file is memory-mapped, so that what nobody reads costs nothing."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+import types
+import zipfile
+from pathlib import Path
+from typing import Any, Mapping
+
+import torch
+from torch import Tensor
+
+from fairseq_dpq.checkpoints.errors import CheckpointError
+
+_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_MAPS = "mmap" in inspect.signature(torch.load).parameters
+
+# What torch itself writes into a file of tensors, for the versions without weights_only=True.
+_TENSOR_GLOBALS = (
+    "collections.OrderedDict",
+    "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_tensor",
+    "torch._utils._rebuild_tensor_v2",
+    "torch.Size",
+    "torch.device",
+    "torch.serialization._get_layout",
+)
+
+
+class Refused(CheckpointError):
+    """A pickle that wants more than data."""
+
+
+def load_checkpoint(path: str | Path, trust: bool = False) -> dict[str, Any]:
+    """The state of a fairseq checkpoint; with `trust`, code in the file may run."""
+    path = Path(path)
+    mapped = _check_file(path)
+    try:
+        state = _load(path, trust, mapped)
+    except CheckpointError:
+        raise
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL ([\w.<>-]+)", str(error))
+        if wanted is not None:
+            raise _refusal(path, wanted.group(1)) from error
+        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is damaged") from error
+    except EOFError as error:
+        raise CheckpointError(f"{path} is truncated: copy it again") from error
+    except MemoryError as error:
+        raise CheckpointError(f"{path} does not fit into memory") from error
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        if "EOF" in str(error):
+            raise CheckpointError(f"{path} is truncated: copy it again") from error
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or damaged: {first}") from error
+    return _check_state(path, state)
+
+
+def _check_file(path: Path) -> bool:
+    """Whether the file is of torch's zip format; files that cannot be any checkpoint stop here."""
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a directory; give a checkpoint file in it")
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    if not head:
+        raise CheckpointError(f"{path} is empty")
+    if head != b"PK\x03\x04":
+        return False
+    if not zipfile.is_zipfile(path):  # the directory of a zip file is at its end
+        raise CheckpointError(f"{path} is truncated: copy it again")
+    with zipfile.ZipFile(path) as archive:
+        names = {name.rsplit("/", 1)[-1] for name in archive.namelist()}
+    if "data.pkl" not in names or "constants.pkl" in names:
+        raise CheckpointError(f"{path} is not a fairseq checkpoint but another zip file")
+    return True
+
+
+def _load(path: Path, trust: bool, mapped: bool) -> Any:
+    how: dict[str, Any] = {"map_location": "cpu"}
+    if mapped and _MAPS:
+        how["mmap"] = True
+    source = str(path)
+    if trust:
+        if _TORCH >= (1, 13):
+            how["weights_only"] = False
+        return torch.load(source, **how)
+    if _TORCH >= (2, 6):
+        from fairseq_dpq import compat
+
+        with torch.serialization.safe_globals(compat.safe_globals()):
+            return torch.load(source, weights_only=True, **how)
+    # Older versions of torch have no allow-list that takes names: the same list, kept here.
+    return torch.load(source, pickle_module=_restricted(path), **how)
+
+
+def _restricted(path: Path) -> Any:
+    """A stand-in for the pickle module that finds only what the allow-list names."""
+    from fairseq_dpq import compat
+
+    allowed: dict[str, Any] = {}
+    for entry in compat.safe_globals():
+        item, name = entry if isinstance(entry, tuple) else (entry, None)
+        allowed[name or f"{item.__module__}.{item.__qualname__}"] = item
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            full = f"{module}.{name}"
+            if full in allowed:
+                return allowed[full]
+            plain = re.fullmatch(r"torch\.\w+Storage|torch\.(cuda\.)?\w+Storage", full)
+            dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+            if full in _TENSOR_GLOBALS or plain or dtype:
+                return super().find_class(module, name)
+            raise _refusal(path, full)
+
+    names = {"Unpickler": Unpickler, "load": lambda file, **how: Unpickler(file, **how).load()}
+    return types.SimpleNamespace(**{**vars(pickle), **names})
+
+
+def _refusal(path: Path, wanted: str) -> Refused:
+    return Refused(
+        f"{path} was refused: its pickle wants {wanted}, which is not data and could run code; "
+        "if you know where the file comes from, use --trust"
+    )
+
+
+def _check_state(path: Path, state: Any) -> dict[str, Any]:
+    if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no 'model' entry")
+    if not all(isinstance(value, Tensor) for value in state["model"].values()):
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: 'model' is no table of tensors")
+    if not state.get("cfg") and not state.get("args"):
+        raise CheckpointError(
+            f"{path} is not a fairseq checkpoint: it has neither 'cfg' nor 'args', the "
+            "configuration of its model"
+        )
+    return state

@@ -1,0 +1,1 @@
+"""The command line tools: compact, inspect, export, quantize and hydra-train with the plugin."""

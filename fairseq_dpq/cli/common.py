@@ -1,0 +1,100 @@
+"""What all tools share: errors in one line, progress bars, tables of text, sizes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, Callable, Sequence
+
+from tqdm import tqdm
+
+from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.config import DPQConfigError
+
+_LARGE = 50_000  # rows from which a progress bar is worth its line
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Options that every tool has."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="unpickle everything in the input, which can run code that is hidden in it",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def run(
+    parser: argparse.ArgumentParser,
+    work: Callable[[argparse.Namespace], None],
+    argv: Sequence[str] | None,
+) -> int:
+    """Parse, work, and turn errors into one line and an exit code: 2 for what the user can mend."""
+    args = parser.parse_intermixed_args(argv)  # options may stand anywhere
+    try:
+        work(args)
+    except (CheckpointError, DPQConfigError) as error:
+        if args.debug:
+            raise
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        if args.debug:
+            raise
+        first = (str(error).splitlines() or [""])[0]
+        print(
+            f"{parser.prog}: unexpected {type(error).__name__}: {first} (--debug shows where)",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+class Bars:
+    """Progress bars on a terminal, one after the other, for work on large tables."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __call__(self, what: str, total: int) -> Callable[[int], None]:
+        self.close()
+        if total < _LARGE:
+            return lambda done: None
+        # disable=None: none where stderr is not a terminal
+        self._bar = tqdm(total=total, desc=what, unit="row", unit_scale=True, disable=None)
+        return self._bar.update
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as text in columns: the first left-aligned, the others right-aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def size(number: int) -> str:
+    """A number of bytes, exactly."""
+    return f"{number:,}"
+
+
+def spread(values: Sequence[int]) -> str:
+    """Smallest / median / largest."""
+    ordered = sorted(values)
+    return f"{ordered[0]}/{ordered[len(ordered) // 2]}/{ordered[-1]}"

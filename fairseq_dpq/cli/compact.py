@@ -1,0 +1,181 @@
+"""fairseq-dpq-compact IN.pt OUT.pt: drop what only training needs, keep every output bit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Sequence
+
+from fairseq_dpq.checkpoints.combining import average, has_ema, with_ema
+from fairseq_dpq.checkpoints.compaction import DTYPES, compact_state, verify
+from fairseq_dpq.checkpoints.contents import Checkpoint
+from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.checkpoints.facts import compacted_facts, left_alone, saving
+from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
+from fairseq_dpq.cli.common import Bars, add_common, run, size, text_table
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """The options of fairseq-dpq-compact."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-dpq-compact",
+        usage="%(prog)s [options] IN.pt OUT.pt\n       %(prog)s --average IN.pt IN.pt... OUT.pt",
+        description="Turn a checkpoint that was trained with DPQ into a small one for inference: "
+        "packed codes and values instead of queries and keys, and no optimiser state. Its outputs "
+        "are those of the training checkpoint, bit for bit.",
+    )
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="IN.pt, the training checkpoint (several with --average); last OUT.pt, the compact "
+        "checkpoint to write",
+    )
+    parser.add_argument(
+        "--average", action="store_true", help="average several inputs first, then compact"
+    )
+    parser.add_argument(
+        "--ema", action="store_true", help="take the weights of --store-ema, not the last ones"
+    )
+    parser.add_argument(
+        "--values-dtype",
+        choices=sorted(DTYPES),
+        default="float32",
+        help="how values are stored; float32 is exact (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--half", action="store_true", help="store the rest of the model in float16"
+    )
+    parser.add_argument(
+        "--lossless-shrink",
+        action="store_true",
+        help="drop the codes that no symbol uses; smaller still, the same outputs",
+    )
+    parser.add_argument(
+        "--no-verify",
+        dest="verify",
+        action="store_false",
+        help="do not compare the written file with the input",
+    )
+    parser.add_argument(
+        "--verify",
+        dest="verify",
+        action="store_true",
+        default=True,
+        help="reload the written file and compare every row with the input (the default)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT.pt if it exists")
+    add_common(parser)
+    return parser
+
+
+def compact(args: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    *inputs, output = [Path(path) for path in args.files]
+    if not inputs:
+        raise CheckpointError(f"{output}: give the name of the output too, IN.pt OUT.pt")
+    check_target(output, inputs, args.force)
+    if len(inputs) > 1 and not args.average:
+        raise CheckpointError(
+            f"{len(inputs)} inputs: add --average to compact their average; for an ensemble, "
+            "compact each by itself and give fairseq-generate --path A.pt:B.pt"
+        )
+    checkpoints = [Checkpoint.load(path, args.trust) for path in inputs]
+    ema_left = any(has_ema(checkpoint) for checkpoint in checkpoints) and not args.ema
+    if args.ema:
+        checkpoints = [with_ema(checkpoint) for checkpoint in checkpoints]
+    checkpoint = average(checkpoints) if args.average else checkpoints[0]
+    bars = Bars()
+    state, tables = compact_state(
+        checkpoint,
+        source=", ".join(str(path) for path in inputs),
+        values_dtype=args.values_dtype,
+        half=args.half,
+        shrink=args.lossless_shrink,
+        progress=bars,
+    )
+
+    def check(written: Path) -> None:
+        if args.verify:
+            verify(checkpoint, written, bars, output)
+
+    write_whole(output, lambda file: save_state(state, file), check, args.force)
+    bars.close()
+    facts = {
+        "input": [str(path) for path in inputs],
+        "output": str(output),
+        "values_dtype": args.values_dtype,
+        "half": args.half,
+        "lossless_shrink": args.lossless_shrink,
+        "ema": args.ema,
+        "ema_left_out": ema_left,
+        "verified": args.verify,
+        "embeddings": [compacted_facts(done) for done in tables],
+        "left_alone": left_alone(checkpoint, checkpoint.record()),
+        "file": saving(checkpoint, output.stat().st_size, tables),
+    }
+    print(json.dumps(facts, indent=2) if args.json else _text(facts))
+
+
+def _text(facts: dict[str, Any]) -> str:
+    head = ["embedding", "table", "options", "before", "after", "CR formula", "CR measured"]
+    rows = [[*head, "bits/symbol", "used codes min/median/max"]]
+    for table in facts["embeddings"]:
+        shared = " shared" if table["share_subspaces"] else ""
+        used = table["used_codes"]
+        rows.append(
+            [
+                table["path"],
+                f"{table['num_embeddings']} x {table['embedding_dim']}",
+                f"{table['method']} K={table['K']} D={table['D']}{shared}",
+                size(table["training_bytes"]),
+                size(table["compact_bytes"]),
+                f"{table['formula_cr']:.2f}",
+                f"{table['measured_cr']:.2f}",
+                str(table["bits_per_symbol"]),
+                f"{used['min']}/{used['median']}/{used['max']}",
+            ]
+        )
+    lines = [text_table(rows), ""]
+    for table in facts["embeddings"]:
+        also = [f"also {name}" for name in table["aliases"]]
+        also += [f"tied to {name}" for name in table["tied_outputs"]]
+        if also:
+            lines.append(f"{table['path']}: {', '.join(also)}; stored once")
+    for item in facts["left_alone"]:
+        lines.append(f"left alone: {item['name']}, {size(item['bytes'])} bytes: {item['why']}")
+    if facts["ema_left_out"]:
+        lines.append("left out: the EMA weights; --ema takes them instead of the last ones")
+    file = facts["file"]
+    total = [
+        ["checkpoint", "bytes"],
+        ["before", size(file["before"])],
+        ["  query matrices", size(-file["saved_query"])],
+        ["  optimiser state", size(-file["saved_optimizer"])],
+        ["  the rest", size(-file["saved_other"])],
+        ["after", size(file["after"])],
+    ]
+    lines += [*([""] if lines[-1] else []), text_table(total), ""]
+    rounding = facts["half"] or facts["values_dtype"] != "float32"
+    exact = "the original, rounded," if rounding else "the original"
+    done = (
+        f"verified: every row equals {exact} bit for bit" if facts["verified"] else "not verified"
+    )
+    lines.append(f"{facts['output']}: {file['before'] / file['after']:.1f}x smaller; {done}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; the exit code."""
+    return run(get_parser(), compact, argv)
+
+
+def cli_main() -> None:
+    """The console command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    cli_main()
