@@ -57,8 +57,13 @@ def normalize(resp: Tensor, stats: Stats | None) -> Tensor:
 
 
 def _scale(stats: Stats) -> Tensor:
-    # 1 / sqrt is rounded alike on every device; rsqrt is not.
-    return 1 / (stats.var + EPS).sqrt()
+    return 1 / _sqrt(stats.var + EPS)
+
+
+def _sqrt(x: Tensor) -> Tensor:
+    """The correctly rounded root, alike on every device, which neither rsqrt nor torch's float32
+    sqrt is (on CPU it comes from a vector library)."""
+    return x.double().sqrt().to(x.dtype)
 
 
 def _value_rows(codes: Tensor, G: int, K: int) -> Tensor:
@@ -265,4 +270,4 @@ def _ordered_norm(rows: Tensor) -> Tensor:
     total = rows[..., 0] * rows[..., 0]
     for i in range(1, rows.shape[-1]):
         total = total + rows[..., i] * rows[..., i]
-    return total.sqrt().clamp_min(_TINY).unsqueeze(-1)
+    return _sqrt(total).clamp_min(_TINY).unsqueeze(-1)
