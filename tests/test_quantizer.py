@@ -1,0 +1,269 @@
+"""The paper's equations: forward value, codes, gradients and regulariser of SX and VQ, by hand and
+against NumPy; codes that do not depend on how a batch is cut; the full-rank proposition."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy_dpq as ref
+import pytest
+import torch
+
+from fairseq_dpq import CompactEmbedding, DPQEmbedding, collect_regularizer, quantizer
+from fairseq_dpq.quantizer import Stats, evaluation_codes
+
+SX_OPTIONS: list[dict] = [{}, {"tau": 0.3}, {"key_dim": 5}]
+VQ_OPTIONS: list[dict] = [{}, {"reg_weight": 0.7, "commitment": 0.25}]
+CASES = [
+    pytest.param(method, distance, extra, id="-".join([method, distance, *extra]))
+    for method, distance, options in (
+        ("sx", "dot", SX_OPTIONS),
+        ("sx", "euclidean", SX_OPTIONS),
+        ("sx", "cosine", SX_OPTIONS),
+        ("vq", "euclidean", VQ_OPTIONS),
+    )
+    for extra in options
+]
+
+
+def set_parameters(layer: DPQEmbedding, **tensors: list) -> None:
+    with torch.no_grad():
+        for name, numbers in tensors.items():
+            parameter = getattr(layer, name)
+            parameter.copy_(torch.tensor(numbers).view_as(parameter))
+
+
+def test_sx_by_hand() -> None:
+    layer = DPQEmbedding(1, 1, K=2, D=1, normalize=False)
+    set_parameters(layer, query=[1.0], keys=[0.0, math.log(3)], values=[2.0, 6.0])
+    out = layer(torch.tensor([0]))
+    assert out.item() == 6.0  # code 1: <q, k> = ln 3 > 0
+    out.sum().backward()
+    # p = (1/4, 3/4), dL/dw = V = (2, 6), mean under p 5: dL/dresponse = (-3/4, 3/4)
+    assert layer.values.grad.flatten().tolist() == [0.0, 1.0]  # w is one-hot for the values
+    torch.testing.assert_close(layer.keys.grad.flatten(), torch.tensor([-0.75, 0.75]))
+    torch.testing.assert_close(layer.query.grad.item(), 0.75 * math.log(3), rtol=1e-6, atol=0)
+    assert layer.pop_regularizer() is None
+
+
+def test_sx_temperature_by_hand() -> None:
+    layer = DPQEmbedding(1, 1, K=2, D=1, normalize=False, tau=0.5)
+    set_parameters(layer, query=[1.0], keys=[0.0, math.log(3)], values=[2.0, 6.0])
+    layer(torch.tensor([0])).sum().backward()
+    # p = (1/10, 9/10), mean of V under p 5.6: dL/dresponse = (0.1 * -3.6, 0.9 * 0.4) / 0.5
+    torch.testing.assert_close(layer.keys.grad.flatten(), torch.tensor([-0.72, 0.72]))
+
+
+def test_vq_by_hand() -> None:
+    layer = DPQEmbedding(2, 1, K=2, D=1, method="vq", normalize=False, reg_weight=0.5)
+    set_parameters(layer, query=[1.0, 5.0], values=[0.0, 3.0])
+    out = layer(torch.tensor([0, 1]))
+    assert out.flatten().tolist() == [0.0, 3.0]  # nearest centroids: distances 1 and 2
+    (out * torch.tensor([[7.0], [11.0]])).sum().backward()
+    assert layer.query.grad.flatten().tolist() == [7.0, 11.0]  # straight through
+    assert layer.values.grad is None  # nothing but the regulariser moves a centroid
+    regularizer = layer.pop_regularizer()
+    assert regularizer is not None and regularizer.item() == 0.5 * (1 + 4) / 2
+    regularizer.backward()
+    assert layer.values.grad.flatten().tolist() == [0.5 * 2 * -1 / 2, 0.5 * 2 * -2 / 2]
+    assert layer.query.grad.flatten().tolist() == [7.0, 11.0]  # the query is stopped there
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("method,distance,extra", CASES)
+def test_step_equals_numpy(
+    method: str, distance: str, normalize: bool, shared: bool, extra: dict
+) -> None:
+    n, d, K, D, pad = 9, 12, 7, 4, 2
+    torch.manual_seed(sum(map(ord, f"{distance}{normalize}{shared}{extra}")))
+    layer = DPQEmbedding(
+        n,
+        d,
+        pad,
+        K=K,
+        D=D,
+        method=method,
+        distance=distance,
+        normalize=normalize,
+        share_subspaces=shared,
+        **extra,
+    )
+    with torch.no_grad():
+        layer.query[pad] = 100.0  # would spoil the statistics if padding were counted
+    tokens = torch.tensor([[3, 1, 2, 8], [5, 3, 2, 0], [7, 6, 3, 2]])  # 3 repeats, 4 is absent
+    up = torch.randn(3, 4, d)
+
+    def numpy(t: torch.Tensor) -> np.ndarray:
+        return t.detach().double().numpy()
+
+    keys = layer.keys_or_values
+    expected = ref.train_step(
+        tokens.numpy().ravel(),
+        numpy(layer.query).reshape(n, D, -1),
+        numpy(keys),
+        numpy(layer.values),
+        numpy(up).reshape(-1, d),
+        method=method,
+        distance=distance,
+        normalize=normalize,
+        padding_idx=pad,
+        **{key: value for key, value in extra.items() if key != "key_dim"},
+    )
+    out = layer(tokens)
+    assert out.shape == (3, 4, d)
+    # a row of float32 values picked by the right code: equal, not close
+    assert np.array_equal(out.detach().numpy().reshape(-1, d), expected.output.astype(np.float32))
+    regularizer = collect_regularizer(layer)
+    np.testing.assert_allclose(regularizer.item(), expected.regularizer, rtol=1e-5)
+    ((out * up).sum() + regularizer).backward()
+
+    def close(found: torch.Tensor, wanted: np.ndarray) -> None:
+        scale = max(1e-3, np.abs(wanted).max())
+        np.testing.assert_allclose(numpy(found), wanted.reshape(found.shape), atol=2e-5 * scale)
+
+    assert layer.query.grad is not None and layer.values.grad is not None
+    close(layer.query.grad, expected.grad_query)
+    close(layer.values.grad, expected.grad_values)
+    if method == "sx":
+        close(layer.keys.grad, expected.grad_keys)
+    assert not layer.query.grad[[2, 4]].any()  # padding, and a token that is not in the batch
+    if normalize:
+        close(layer.norm_mean, expected.mean)
+        close(layer.norm_var, expected.var)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_value_is_normalized_by_the_running_statistics(shared: bool) -> None:
+    """One token has no spread to divide by, unless its groups share their centroids."""
+    torch.manual_seed(0)
+    layer = DPQEmbedding(5, 6, K=4, D=2, share_subspaces=shared)
+    layer(torch.arange(5))
+    mean, updates = layer.norm_mean.clone(), float(layer.norm_updates)
+    out = layer(torch.tensor([3]))
+    assert float(layer.norm_updates) == updates + shared
+    assert torch.equal(layer.norm_mean, mean) != shared
+    if not shared:
+        assert torch.equal(out, layer.eval()(torch.tensor([3])))
+
+
+# Codes for evaluation --------------------------------------------------------------------------
+
+
+def near_ties(seed: int, distance: str, D: int, K: int, size: int, shared: bool) -> tuple:
+    """Queries (tokens, D, size), keys and statistics full of ties, exact and by a rounding."""
+    g = torch.Generator().manual_seed(seed)
+    G = 1 if shared else D
+    base = torch.randn(G, 1, size, generator=g)
+    keys = base + 10.0 ** -(torch.randint(1, 9, (G, K, 1), generator=g)) * torch.randn(
+        G, K, size, generator=g
+    )
+    keys[:, K // 2] = keys[:, 0]  # exact ties
+    keys[:, K - 1] = keys[:, 1] * (1 + 2.0**-23)
+    tokens = 64
+    q = torch.randn(tokens, D, size, generator=g)
+    pair = torch.randint(K, (tokens // 2, 2), generator=g)
+    # half of the queries lie midway between two keys
+    spread = keys.expand(D, K, size)
+    q[: tokens // 2] = ((spread[:, pair[:, 0]] + spread[:, pair[:, 1]]) / 2).transpose(0, 1)
+    q[5] = 0
+    q[6] = 1e-20
+    q[7] *= 1e4
+    stats = Stats(torch.randn(G, K, generator=g).abs().round() * 1e-3, torch.ones(G, K))
+    return q, keys, stats
+
+
+@pytest.mark.parametrize("distance", ["dot", "euclidean", "cosine"])
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("D,K,size,shared", [(3, 16, 8, False), (4, 5, 1, True), (2, 9, 96, True)])
+def test_codes_follow_their_definition_in_near_ties(
+    distance: str, normalized: bool, D: int, K: int, size: int, shared: bool
+) -> None:
+    for seed in range(4):
+        q, keys, stats = near_ties(seed, distance, D, K, size, shared)
+        given = stats if normalized else None
+        wanted = ref.ordered_codes(
+            q.numpy(),
+            keys.numpy(),
+            distance,
+            (stats.mean.numpy(), stats.var.numpy()) if normalized else None,
+        )
+        codes = evaluation_codes(q, keys, distance, given)
+        assert codes.dtype == torch.int64 and np.array_equal(codes.numpy(), wanted)
+
+
+@pytest.mark.parametrize("distance", ["dot", "euclidean", "cosine"])
+def test_codes_do_not_depend_on_the_batch(distance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, keys, stats = near_ties(11, distance, 3, 16, 24, False)
+    codes = evaluation_codes(q, keys, distance, stats)
+    alone = torch.cat([evaluation_codes(row.unsqueeze(0), keys, distance, stats) for row in q])
+    order = torch.randperm(q.shape[0])
+    assert torch.equal(alone, codes)
+    assert torch.equal(evaluation_codes(q[order], keys, distance, stats), codes[order])
+    strided = torch.stack([q, -q], 1).flatten(0, 1)[::2]
+    assert torch.equal(evaluation_codes(strided, keys, distance, stats), codes)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    many = evaluation_codes(q.repeat(10, 1, 1), keys, distance, stats)
+    torch.set_num_threads(threads)
+    assert torch.equal(many, codes.repeat(10, 1))
+    monkeypatch.setattr(quantizer, "_CPU_CHUNK", 100)  # chunks of a few tokens, of one near tie
+    assert torch.equal(evaluation_codes(q[:20], keys, distance, stats), codes[:20])
+    assert evaluation_codes(q[:0], keys, distance, stats).shape == (0, 3)
+
+
+def test_a_matrix_product_alone_would_depend_on_the_batch() -> None:
+    """What the near-tie rule is for: without it these codes differ from their definition."""
+    differ = 0
+    for seed in range(20):
+        q, keys, _ = near_ties(seed, "dot", 2, 9, 96, True)
+        plain = quantizer.response(q, keys, "dot").argmax(-1)
+        differ += int((plain != evaluation_codes(q, keys, "dot", None)).sum())
+    assert differ > 0
+
+
+def test_exact_ties_go_to_the_first_code() -> None:
+    keys = torch.ones(2, 5, 3)
+    q = torch.randn(7, 2, 3).abs()
+    for distance in ("dot", "euclidean", "cosine"):
+        assert not evaluation_codes(q, keys, distance, None).any()
+
+
+# The proposition -------------------------------------------------------------------------------
+
+
+def one_hot_rank(codes: torch.Tensor, K: int) -> int:
+    B = torch.nn.functional.one_hot(codes.long(), K).flatten(1).double()
+    return int(torch.linalg.matrix_rank(B))
+
+
+def table_rank(codes: torch.Tensor, values: torch.Tensor) -> int:
+    dense = CompactEmbedding.from_codes(codes, values, values.shape[0] * values.shape[2]).dense()
+    return int(torch.linalg.matrix_rank(dense.double()))
+
+
+def test_full_rank_proposition() -> None:
+    """Full-rank one-hot codes, full-rank values of each group and K D >= d: a full-rank table.
+
+    The one-hot columns of each group add up to the same column of ones, so that the largest rank
+    of B is K D - D + 1.
+    """
+    torch.manual_seed(0)
+    n, d, K, D = 400, 32, 12, 4
+    layer = DPQEmbedding(n, d, K=K, D=D, method="vq", normalize=False).double().eval()
+    codes, values = layer.codes(), layer.values.detach()
+    assert one_hot_rank(codes, K) == K * D - D + 1
+    assert all(int(torch.linalg.matrix_rank(v)) == d // D for v in values)
+    assert d <= K * D
+    with torch.no_grad():
+        assert int(torch.linalg.matrix_rank(layer.weight)) == d  # all three hold: full rank
+    # 1) codes that use too little of B: 5 different rows make a table of rank 5
+    few = codes[:5].repeat(80, 1)
+    assert one_hot_rank(few, K) == 5 and table_rank(few, values) == 5
+    # 2) values of one group have rank 3 instead of 8: five dimensions are lost
+    flat = values.clone()
+    flat[0] = flat[0] @ torch.randn(8, 3).double() @ torch.randn(3, 8).double()
+    assert table_rank(codes, flat) == d - 5
+    # 3) K D < d: no more than the rank of B
+    assert table_rank(codes % 3, values[:, :3]) == one_hot_rank(codes % 3, 3) == 3 * D - D + 1 < d
