@@ -38,8 +38,8 @@ def contents(
     if symbols is not None:
         if len(symbols) != module.num_embeddings:
             raise ExportError(f"{len(symbols)} symbols for {module.num_embeddings} rows of {name}")
-        text = "\n".join(symbols).encode("utf-8")
-        tensors["symbols"] = torch.tensor(list(text), dtype=torch.uint8)
+        text = bytearray("\n".join(symbols).encode("utf-8"))
+        tensors["symbols"] = torch.frombuffer(text, dtype=torch.uint8)
     config = {
         "num_embeddings": module.num_embeddings,
         "embedding_dim": module.embedding_dim,

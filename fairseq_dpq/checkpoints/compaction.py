@@ -26,7 +26,7 @@ from fairseq_dpq.embedding import DPQEmbedding, code_usage
 from fairseq_dpq.tables import Table, TablesRecord, write_record
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_ROWS = 1 << 15
+_ROWS = 1 << 13  # rows handled at once: a few dozen MB
 
 Progress = Callable[[str, int], Callable[[int], None]]  # (what, total) -> report of work done
 
@@ -117,7 +117,7 @@ def compact_state(
         _check_range(checkpoint, f"{path}.values", layer.values, dtype, "--values-dtype")
         report = progress(path, table.num_embeddings) if progress is not None else None
         module, used = compact_layer(layer, dtype, shrink, report)
-        state = {key: value.clone() for key, value in module.state_dict().items()}
+        state = separate(module.state_dict())
         for name in named(path, table):  # the same tensors: torch stores them once
             model.update({f"{name}.{key}": value for key, value in state.items()})
         mine = [weights[key] for key in keys_of(weights, [path])]

@@ -1,0 +1,160 @@
+"""fairseq-dpq-export CKPT OUT.safetensors: one embedding alone, for use outside fairseq."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO, Sequence
+
+from fairseq_dpq.checkpoints.compaction import DTYPES, compact_layer
+from fairseq_dpq.checkpoints.contents import Checkpoint, compact_module, named, training_layer
+from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.checkpoints.writing import check_target, write_whole
+from fairseq_dpq.cli.common import Bars, add_common, run, size
+from fairseq_dpq.compact import CompactEmbedding
+from fairseq_dpq.exported import contents
+from fairseq_dpq.tables import Table, TablesRecord, get_option
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """The options of fairseq-dpq-export."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-dpq-export",
+        description="Write one DPQ table of a checkpoint (training or compact form) as safetensors:"
+        " packed codes, values, options and symbols. CompactEmbedding.from_file reads it.",
+    )
+    parser.add_argument("checkpoint", metavar="CKPT")
+    parser.add_argument("output", metavar="OUT.safetensors")
+    parser.add_argument(
+        "--table", help="module path of the table, e.g. encoder.embed_tokens (if there are several)"
+    )
+    parser.add_argument(
+        "--dict", help="fairseq dictionary of the table (default: that of the checkpoint's data)"
+    )
+    parser.add_argument("--no-symbols", action="store_true", help="leave the symbols out")
+    parser.add_argument(
+        "--values-dtype",
+        choices=sorted(DTYPES),
+        help="how values are stored (default: as they are; float32 of a training checkpoint)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace the output if it exists")
+    add_common(parser)
+    return parser
+
+
+def export(args: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    source, target = Path(args.checkpoint), Path(args.output)
+    check_target(target, [source], args.force)
+    checkpoint = Checkpoint.load(source, args.trust)
+    record = checkpoint.dpq_record()
+    path, table = _choose(record, args.table, source)
+    symbols = None if args.no_symbols else _symbols(checkpoint, path, table, args.dict)
+    module = _module(checkpoint, record, path, table, args.values_dtype)
+    tensors, meta = contents(module, path, symbols)
+
+    def write(file: BinaryIO) -> None:
+        from safetensors.torch import save
+
+        file.write(save(tensors, meta))
+
+    write_whole(target, write, None, args.force)
+    facts = {
+        "output": str(target),
+        "table": path,
+        "num_embeddings": table.num_embeddings,
+        "embedding_dim": table.embedding_dim,
+        "symbols": symbols is not None,
+        "full_bytes": 4 * table.num_embeddings * table.embedding_dim,
+        "bytes": target.stat().st_size,
+    }
+    if args.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        shape = f"{table.num_embeddings} x {table.embedding_dim}"
+        print(
+            f"{target}: {path}, {shape}, {size(target.stat().st_size)} bytes (full table: ", end=""
+        )
+        print(f"{size(4 * table.num_embeddings * table.embedding_dim)})")
+
+
+def _choose(record: TablesRecord, wanted: str | None, source: Path) -> tuple[str, Table]:
+    names = {name: path for path, table in record.tables.items() for name in named(path, table)}
+    if wanted is None and len(record.tables) == 1:
+        wanted = next(iter(record.tables))
+    if wanted is None:
+        raise CheckpointError(
+            f"{source} has several tables; add --table, one of {', '.join(names)}"
+        )
+    if wanted not in names:
+        raise CheckpointError(f"--table {wanted}: {source} has {', '.join(names)}")
+    return names[wanted], record.tables[names[wanted]]
+
+
+def _module(
+    checkpoint: Checkpoint, record: TablesRecord, path: str, table: Table, dtype: str | None
+) -> CompactEmbedding:
+    if record.form == "compact":
+        module = compact_module(checkpoint, path, table)
+        return module.to(DTYPES[dtype]) if dtype else module
+    bars = Bars()
+    layer = training_layer(checkpoint, path, table)
+    module, _ = compact_layer(
+        layer, DTYPES[dtype or "float32"], progress=bars(path, table.num_embeddings)
+    )
+    bars.close()
+    return module
+
+
+def _symbols(checkpoint: Checkpoint, path: str, table: Table, given: str | None) -> list[str]:
+    from fairseq.data import Dictionary
+
+    file = Path(given) if given else _find_dictionary(checkpoint, path)
+    try:
+        dictionary = Dictionary.load(str(file))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"--dict {file}: not a fairseq dictionary: {error}") from error
+    symbols = list(dictionary.symbols)
+    if len(symbols) == table.num_embeddings - 1:
+        symbols.append("<mask>")  # added by the tasks of masked language models
+    if len(symbols) != table.num_embeddings:
+        raise CheckpointError(
+            f"--dict {file} has {len(dictionary)} symbols, {path} has {table.num_embeddings} rows; "
+            "give the dictionary that the model was trained with, or --no-symbols"
+        )
+    return symbols
+
+
+def _find_dictionary(checkpoint: Checkpoint, path: str) -> Path:
+    cfg = checkpoint.state.get("cfg")
+    task: Any = get_option(cfg, "task") if cfg else checkpoint.state["args"]
+    data = get_option(task, "data")
+    languages = [get_option(task, key) for key in ("source_lang", "target_lang")]
+    language = languages[1 if path.startswith("decoder") else 0]
+    names = [f"dict.{language}.txt"] if language else []
+    places = [Path(part) for part in str(data or "").split(":") if part]
+    tried = [place / name for place in places for name in [*names, "dict.txt"]]
+    for file in tried:
+        if file.is_file():
+            return file
+    where = f" ({', '.join(map(str, tried))} not found)" if tried else ""
+    raise CheckpointError(
+        f"the dictionary of {path} is not where the model was trained{where}; add --dict FILE, or "
+        "--no-symbols"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; the exit code."""
+    return run(get_parser(), export, argv)
+
+
+def cli_main() -> None:
+    """The console command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    cli_main()

@@ -1,0 +1,215 @@
+"""fairseq-dpq-inspect CKPT...: what the embeddings of checkpoints take, or would take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+
+from fairseq_dpq.checkpoints.contents import (
+    Checkpoint,
+    compact_module,
+    keys_of,
+    stored_bytes,
+    training_layer,
+)
+from fairseq_dpq.checkpoints.facts import left_alone, table_facts, token_tables
+from fairseq_dpq.cli.common import Bars, add_common, run, size, text_table
+from fairseq_dpq.compact import CompactEmbedding
+from fairseq_dpq.config import DPQConfig, DPQConfigError
+from fairseq_dpq.embedding import code_usage
+from fairseq_dpq.tables import TablesRecord
+
+_ROWS = 1 << 15
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """The options of fairseq-dpq-inspect."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-dpq-inspect",
+        description="Show the DPQ tables of checkpoints in either form, and from one checkpoint to "
+        "the next how many codes changed; of a checkpoint without DPQ, what its embeddings would "
+        "shrink to.",
+    )
+    parser.add_argument("checkpoints", nargs="+", metavar="CKPT")
+    default = DPQConfig()
+    group = parser.add_argument_group("for checkpoints without DPQ")
+    group.add_argument("--dpq-K", type=int, default=default.K, help="codes (default: %(default)s)")
+    group.add_argument("--dpq-D", type=int, default=default.D, help="groups (default: %(default)s)")
+    group.add_argument("--dpq-share-subspaces", action="store_true", help="one set of values")
+    add_common(parser)
+    return parser
+
+
+def inspect(args: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    before: dict[str, Tensor] = {}
+    out, bars = [], Bars()
+    for path in args.checkpoints:
+        checkpoint = Checkpoint.load(path, args.trust)
+        record = checkpoint.record()
+        facts: dict[str, Any] = {
+            "checkpoint": str(path),
+            "form": record.form if record else "full",
+            "file_bytes": checkpoint.file_bytes,
+            "optimizer_bytes": stored_bytes(checkpoint.state.get("last_optimizer_state")),
+        }
+        if record is None:
+            facts["embeddings"] = _full(checkpoint, args)
+            before = {}
+        else:
+            facts["source"] = record.source
+            facts["embeddings"], before = _dpq(checkpoint, record, before, bars)
+        facts["left_alone"] = left_alone(checkpoint, record) if record else []
+        out.append(facts)
+        bars.close()
+        if not args.json:
+            print(_text(facts, args) + "\n")
+    if args.json:
+        print(json.dumps(out, indent=2))
+
+
+def _dpq(
+    checkpoint: Checkpoint, record: TablesRecord, before: dict[str, Tensor], bars: Bars
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    out, now = [], {}
+    for path, table in record.tables.items():
+        n, K = table.num_embeddings, table.config.K
+        if record.form == "compact":
+            module = compact_module(checkpoint, path, table, packed=False)
+            # with codes renumbered group by group, the largest group sets the range
+            codes, K = module.unpacked_codes(), max(module.sizes)
+            renumbered = module.sizes != [table.config.K] * table.config.D
+        else:
+            layer = training_layer(checkpoint, path, table)
+            codes = layer.codes(bars(path, n))
+            module = CompactEmbedding.from_codes(
+                codes[:1], layer.values.detach(), table.embedding_dim
+            )
+            module.num_embeddings = n
+            renumbered = False
+        used = code_usage(codes, K, table.padding_idx)
+        facts = table_facts(
+            path, table, module.saved_nbytes, used["used"].tolist(), sum(module.bits)
+        )
+        facts["entropy_bits_per_symbol"] = float(used["entropy"].double().sum())
+        mine = keys_of(checkpoint.weights, [path])
+        facts["stored_bytes"] = stored_bytes([checkpoint.weights[key] for key in mine])
+        facts["changed"] = None
+        if not renumbered:
+            old = before.get(path)
+            if old is not None and old.shape == codes.shape:
+                facts["changed"] = _changed(old, codes)
+            now[path] = codes
+        out.append(facts)
+    return out, now
+
+
+def _changed(old: Tensor, new: Tensor) -> dict[str, float]:
+    """Shares of codes, and of symbols with a code, that differ."""
+    codes = symbols = 0
+    for start in range(0, old.shape[0], _ROWS):
+        differ = old[start : start + _ROWS] != new[start : start + _ROWS]
+        codes += int(differ.sum())
+        symbols += int(differ.any(1).sum())
+    return {"codes": codes / old.numel(), "symbols": symbols / old.shape[0]}
+
+
+def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, Any]]:
+    out = []
+    for path, aliases in token_tables(checkpoint.weights).items():
+        n, d = checkpoint.weights[path + ".weight"].shape
+        config = DPQConfig(K=args.dpq_K, D=args.dpq_D, share_subspaces=args.dpq_share_subspaces)
+        facts: dict[str, Any] = {"path": path, "aliases": aliases}
+        facts.update(num_embeddings=n, embedding_dim=d, full_bytes=4 * n * d)
+        try:
+            config.validate(d, lambda name, value: f"--dpq-{name} {value}")
+            values = torch.zeros(1 if config.share_subspaces else config.D, config.K, d // config.D)
+            codes = torch.zeros(1, config.D, dtype=torch.uint8)
+            module = CompactEmbedding.from_codes(codes, values, d)
+            module.num_embeddings = n
+            facts["compact_bytes"] = module.saved_nbytes
+            facts["formula_cr"] = config.compression_ratio(n, d)
+            facts["measured_cr"] = 4 * n * d / module.saved_nbytes
+        except DPQConfigError as error:
+            facts["error"] = str(error)
+        out.append(facts)
+    return out
+
+
+def _text(facts: dict[str, Any], args: argparse.Namespace) -> str:
+    lines = [f"{facts['checkpoint']}: {facts['form']} form, {size(facts['file_bytes'])} bytes"]
+    if facts["optimizer_bytes"]:
+        lines[0] += f", {size(facts['optimizer_bytes'])} of them optimiser state"
+    if facts.get("source"):
+        lines[0] += f", made of {facts['source']}"
+    if not facts["embeddings"]:
+        return lines[0] + "\nno token embedding found"
+    full = facts["form"] == "full"
+    lines.append(text_table(_full_rows(facts, args) if full else _dpq_rows(facts)))
+    for table in facts["embeddings"]:
+        also = [f"also {name}" for name in table["aliases"]]
+        also += [f"tied to {name}" for name in table.get("tied_outputs", [])]
+        if also:
+            lines.append(f"{table['path']}: {', '.join(also)}")
+    for item in facts["left_alone"]:
+        lines.append(f"not DPQ: {item['name']}, {size(item['bytes'])} bytes: {item['why']}")
+    return "\n".join(lines)
+
+
+def _dpq_rows(facts: dict[str, Any]) -> list[list[str]]:
+    head = ["embedding", "table", "options", "stored", "compact", "CR formula", "CR measured"]
+    rows = [[*head, "bits/symbol", "entropy", "used codes min/median/max", "codes changed"]]
+    for table in facts["embeddings"]:
+        shared = " shared" if table["share_subspaces"] else ""
+        used, changed = table["used_codes"], table["changed"]
+        rows.append(
+            [
+                table["path"],
+                f"{table['num_embeddings']} x {table['embedding_dim']}",
+                f"{table['method']} K={table['K']} D={table['D']}{shared}",
+                size(table["stored_bytes"]),
+                size(table["compact_bytes"]),
+                f"{table['formula_cr']:.2f}",
+                f"{table['measured_cr']:.2f}",
+                str(table["bits_per_symbol"]),
+                f"{table['entropy_bits_per_symbol']:.1f}",
+                f"{used['min']}/{used['median']}/{used['max']}",
+                "-" if changed is None else f"{100 * changed['codes']:.2f} %",
+            ]
+        )
+    return rows
+
+
+def _full_rows(facts: dict[str, Any], args: argparse.Namespace) -> list[list[str]]:
+    rows = [["embedding", "table", "bytes", f"at K={args.dpq_K} D={args.dpq_D}", "CR formula"]]
+    for table in facts["embeddings"]:
+        small = "error" not in table
+        rows.append(
+            [
+                table["path"],
+                f"{table['num_embeddings']} x {table['embedding_dim']}",
+                size(table["full_bytes"]),
+                size(table["compact_bytes"]) if small else table["error"],
+                f"{table['formula_cr']:.2f}" if small else "-",
+            ]
+        )
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; the exit code."""
+    return run(get_parser(), inspect, argv)
+
+
+def cli_main() -> None:
+    """The console command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    cli_main()
