@@ -87,18 +87,10 @@ class Downloader:
         if not self.mirrors:
             return list(remote.urls)
         found: list[str] = []
+        paths = [urllib.parse.urlsplit(url).path for url in remote.urls]
         for mirror in self.mirrors:
-            base = mirror.rstrip("/")
-            paths = [urllib.parse.urlsplit(url).path for url in remote.urls]
-            for path in [*paths, "/" + remote.name]:
-                if base + path not in found:
-                    found.append(base + path)
-        for mirror in self.mirrors:
-            for url in remote.urls:
-                short = mirror.rstrip("/") + "/" + urllib.parse.urlsplit(url).path.split("/")[-1]
-                if short not in found:
-                    found.append(short)
-        return found
+            found += [mirror.rstrip("/") + path for path in [*paths, "/" + remote.name]]
+        return list(dict.fromkeys(found))
 
     def get(self, remote: Remote) -> Path:
         """The verified file, downloaded if it is not there yet."""

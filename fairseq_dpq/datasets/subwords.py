@@ -108,7 +108,7 @@ def _encode_chunk(
     sides = []
     for lines in (sources, targets):
         texts = [clean(line.decode("utf-8")) for line in lines]
-        sides.append(_processor.encode(texts, out_type=str))
+        sides.append(_processor.encode(texts, out_type=str, num_threads=1))
     kept: tuple[list[str], list[str]] = ([], [])
     counts: Counter[str] = Counter()
     for source, target in zip(*sides):

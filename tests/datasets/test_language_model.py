@@ -217,7 +217,7 @@ def test_failing_preprocess_keeps_the_old_data(
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("name", ["ptb", "wikitext2", "multi30k", "iwslt15"])
+@pytest.mark.parametrize("name", ["ptb", "wikitext2", "multi30k", "iwslt15", "wmt19"])
 def test_shell_scripts_find_the_package(name: str, tmp_path: Path) -> None:
     script = ROOT / "scripts" / f"prepare_{name}.sh"
     env = {**os.environ, "PYTHON": sys.executable}
