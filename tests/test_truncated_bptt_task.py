@@ -13,7 +13,9 @@ import fsq
 import pytest
 import torch
 import torch.nn.functional as F
+from fairseq import optim, options, tasks
 from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_dpq.models import ZarembaLSTMDecoder, ZarembaLSTMLanguageModel
 from fairseq_dpq.models.lstm_lm import ZarembaLSTMConfig
@@ -181,22 +183,32 @@ def test_perplexity_is_that_of_one_long_pass_in_every_tool(data: Path, tmp_path:
 # ---- resume ----
 
 
-def test_resume_in_mid_epoch_is_bit_exact(data: Path, tmp_path: Path) -> None:
+DPQ = ["--dpq-K", "4", "--dpq-D", "3", "--dpq-share-subspaces", "--dpq-method"]
+
+
+@pytest.mark.parametrize(
+    ("segments", "flags"),
+    [(1, []), (2, ["--update-freq", "2"]), (1, [*DPQ, "sx"]), (1, [*DPQ, "vq"])],
+    ids=["full", "update-freq", "sx", "vq"],
+)
+def test_resume_in_mid_epoch_is_bit_exact(
+    data: Path, tmp_path: Path, segments: int, flags: list[str]
+) -> None:
     more = ["--dropout", "0.2", "--clip-norm", "1", "--save-interval-updates", "4"]
-    more += ["--max-epoch", "3", "--no-epoch-checkpoints", "--batch-size-valid", "2"]
-    _train(data, tmp_path / "whole", 30, *more)
+    more += ["--max-epoch", "3", "--no-epoch-checkpoints", "--batch-size-valid", "2", *flags]
+    updates = math.ceil(17 / segments) + 3  # 495 tokens are 17 segments: into the second epoch
+    _train(data, tmp_path / "whole", updates, *more)
     middle = tmp_path / "whole" / "checkpoint_1_4.pt"
     place = torch.load(middle)["extra_state"]["train_iterator"]
-    assert place["iterations_in_epoch"] == 4
+    assert place["iterations_in_epoch"] == 4 * segments
     assert tuple(place["hidden_state"].shape) == (4, LANES, 16)
     assert place["hidden_state"].abs().max() > 0.01
-    log = _train(data, tmp_path / "parts", 30, *more, "--restore-file", str(middle))
+    log = _train(data, tmp_path / "parts", updates, *more, "--restore-file", str(middle))
     assert "starts from zeros" not in log
     ends = [tmp_path / run / "checkpoint_last.pt" for run in ("whole", "parts")]
     whole, parts = map(_weights, ends)
     for name, tensor in whole.items():
         assert torch.equal(tensor, parts[name]), name
-    # 60 lines make 18 updates an epoch: the runs ended in the second one, 12 segments in.
     assert torch.load(ends[1])["extra_state"]["train_iterator"]["epoch"] == 2
 
 
@@ -273,6 +285,65 @@ def test_two_workers_train_as_one_and_resume_bit_exact(data: Path, tmp_path: Pat
     _train(data, tmp_path / "over", 6, "--clip-norm", "1", "--restore-file", str(middle))
     for name, tensor in _weights(tmp_path / "over" / "checkpoint_last.pt").items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("method", ["sx", "vq"])
+def test_two_workers_with_dpq_are_one_that_takes_the_halves_in_turn(
+    data: Path, tmp_path: Path, method: str
+) -> None:
+    """Each half is normalised by its own statistics, so all lanes at once would differ."""
+    more = [*DPQ, method, "--disable-validation", "--seed", "5"]
+    _two_workers(data, tmp_path / "two", 3, *more)
+    two = _weights(tmp_path / "two" / "checkpoint_last.pt")
+
+    argv = _flags(data, tmp_path, 3, "--batch-size", str(LANES // 2), *more)
+    cfg = convert_namespace_to_omegaconf(
+        options.parse_args_and_arch(options.get_training_parser(), argv)
+    )
+    torch.manual_seed(5)
+    task = tasks.setup_task(cfg.task)
+    model = task.build_model(cfg.model).train()
+    criterion = task.build_criterion(cfg.criterion)
+    sgd = optim.build_optimizer(cfg.optimizer, list(model.parameters()))
+    task.load_dataset("train")
+    halves = [
+        LaneDataset(task.dataset("train"), LANES // 2, STEPS, num_shards=2, shard_id=shard)
+        for shard in (0, 1)
+    ]
+    states: list = [None, None]
+    for update in range(3):
+        sgd.zero_grad()
+        model.set_num_updates(update)
+        lanes = 0
+        for shard, half in enumerate(halves):
+            if states[shard] is not None:
+                model.decoder.set_carried_state(True, *states[shard])
+            loss, sample_size, _ = criterion(model, half[update])
+            loss.backward()
+            lanes += sample_size
+            states[shard] = model.decoder.carried_state(training=True)
+        assert lanes == LANES
+        sgd.multiply_grads(1 / lanes)
+        task.optimizer_step(sgd, model, update)
+    one = model.state_dict()
+    assert set(one) == set(two)
+    assert any("running" in name or "mean" in name for name in one)  # statistics are compared too
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-5, atol=2e-6, msg=name)
+
+
+def test_tied_output_with_dpq_evaluates_as_it_validated(data: Path, tmp_path: Path) -> None:
+    more = [*DPQ, "sx", "--dpq-D", "4", "--share-decoder-input-output-embed"]
+    more += ["--decoder-embed-dim", "16", "--batch-size-valid", "1"]
+    log = _train(data, tmp_path, 5, *more)
+    (trained,) = fsq.logged(log, r"'valid' subset \| loss")
+    names = _weights(tmp_path / "checkpoint_last.pt")
+    assert "decoder.output_projection.weight" not in names
+    argv = [str(data), "--user-dir", fsq.USER_DIR, "--cpu", "--task", "stateful_lm"]
+    argv += ["--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid"]
+    (scored,) = fsq.logged(fsq.main("eval_lm", argv), r"Loss \(base 2\):")
+    assert scored == pytest.approx(trained, abs=6e-4)
+    assert 1 < trained < 7
 
 
 def test_epoch_counts_match_the_corpus(data: Path, tmp_path: Path) -> None:
