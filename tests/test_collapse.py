@@ -1,0 +1,288 @@
+"""Help against codes that nobody uses: k-means start, re-seeding, EMA centroids, the rotation
+trick; and several workers, which must hold the same numbers as one."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from fairseq_dpq import DPQEmbedding, collect_regularizer
+from fairseq_dpq.kmeans import kmeans
+
+
+def make(**options: object) -> DPQEmbedding:
+    torch.manual_seed(0)
+    return DPQEmbedding(60, 12, 1, **{"K": 8, "D": 3, **options})
+
+
+# k-means start ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["sx", "vq"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_kmeans_start_is_kmeans_of_the_tokens_seen(method: str, shared: bool) -> None:
+    layer = make(method=method, kmeans_init=2, share_subspaces=shared, distance="euclidean")
+    first, second = torch.tensor([[3, 3, 4, 1]]), torch.tensor([3, 9, 20, 33, 41, 1, 55, 20])
+    start = layer.keys_or_values.detach().clone()
+    layer(first).sum().backward()
+    assert torch.equal(layer.keys_or_values, start) and float(layer.start_updates) == 1
+    layer(second).sum().backward()  # sets the keys; the gradient is still that of the old ones
+    tokens = torch.tensor([3, 4, 9, 20, 33, 41, 55])
+    counts = torch.tensor([3.0, 1, 1, 2, 1, 1, 1])
+    points = layer.query.detach()[tokens].view(7, 3, 4)
+    if shared:
+        wanted = kmeans(points.reshape(1, 21, 4), 8, weight=counts.repeat_interleave(3))
+    else:
+        wanted = kmeans(points.transpose(0, 1).contiguous(), 8, weight=counts)
+    assert torch.equal(layer.keys_or_values, wanted)
+    assert not layer.start_counts.any()  # nothing is collected any more
+    after = layer.keys_or_values.detach().clone()
+    layer(second)
+    assert torch.equal(layer.keys_or_values, after)
+
+
+def test_a_parameter_set_in_the_forward_pass_does_not_spoil_its_gradient() -> None:
+    for options in ({"kmeans_init": 1}, {"reseed_after": 1, "K": 50}):
+        plain = make(**{key: v for key, v in options.items() if key == "K"})
+        helped = make(**options)
+        helped.load_state_dict(plain.state_dict(), strict=False)
+        up = torch.randn(30, 12)
+        for layer in (plain, helped):
+            (layer(torch.arange(2, 32)) * up).sum().backward()
+        assert not torch.equal(plain.keys, helped.keys)  # it was set
+        for name in ("query", "keys", "values"):
+            assert torch.equal(getattr(plain, name).grad, getattr(helped, name).grad), name
+
+
+def test_kmeans_start_uses_more_codes() -> None:
+    def used(kmeans_init: int) -> float:
+        layer = make(K=32, method="vq", kmeans_init=kmeans_init, normalize=False)
+        with torch.no_grad():
+            layer.values.mul_(0.05)  # centroids start far inside the queries, as after a bad init
+        layer(torch.arange(60))
+        return layer.code_usage()["used"].float().mean().item()
+
+    assert used(0) < 20 < used(1)
+
+
+# Re-seeding ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["sx", "vq"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_dead_codes_move_to_queries_after_their_time(method: str, shared: bool) -> None:
+    layer = make(
+        method=method, reseed_after=3, share_subspaces=shared, distance="euclidean", normalize=False
+    )
+    G = 1 if shared else 3
+    with torch.no_grad():
+        layer.keys_or_values[:, 5] = 1e3  # nobody is near
+    tokens = torch.arange(2, 60)
+    with torch.no_grad():
+        dead = [5]
+        for update in range(3):
+            before = layer.keys_or_values.detach().clone()
+            values = layer.values.detach().clone()
+            assert torch.equal(layer.idle[:, 5], torch.full((G,), float(update)))
+            layer(tokens)
+            moved = (layer.keys_or_values != before).any(-1)
+            assert moved.any() == (update == 2)
+        assert moved[:, 5].all()
+        q = layer.query[tokens].view(58, 3, 4)
+        for g in range(G):
+            pool = q.reshape(-1, 4) if shared else q[:, g]
+            for k in moved[g].nonzero().flatten().tolist():
+                hit = (layer.keys_or_values[g, k] == pool).all(-1)
+                assert hit.any()  # the very query of a token that was seen
+                if method == "sx":  # the value of that token's code: its embedding does not jump
+                    assert (layer.values[g, k] == values[g]).all(-1).any()
+                    assert k in dead or not torch.equal(layer.values[g, k], values[g, k])
+        assert not layer.idle[:, 5].any()
+        layer(tokens)
+        assert not layer.idle[:, 5].any()  # in use now
+
+
+def test_reseeding_revives_codes() -> None:
+    def used(reseed_after: int) -> float:
+        layer = make(K=32, method="vq", reseed_after=reseed_after, normalize=False)
+        with torch.no_grad():
+            layer.values[:, 4:] = 100.0
+            for _ in range(12):
+                layer(torch.arange(60))
+        return layer.code_usage()["used"].float().mean().item()
+
+    assert used(0) <= 4 and used(2) > 16
+
+
+# EMA ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_ema_equals_numpy(shared: bool) -> None:
+    decay = 0.8
+    layer = make(method="vq", ema_decay=decay, share_subspaces=shared, normalize=False)
+    assert not layer.values.requires_grad
+    G = 1 if shared else 3
+    values = layer.values.detach().double().numpy()
+    count, total = np.ones((G, 8)), values.copy()
+    q_all = layer.query.detach().double().numpy().reshape(60, 3, 4)
+    for seed in range(4):
+        tokens = np.random.default_rng(seed).integers(2, 60, 25)
+        out = layer(torch.from_numpy(tokens))
+        used, sums = np.zeros((G, 8)), np.zeros((G, 8, 4))
+        for i, token in enumerate(tokens):
+            for j in range(3):
+                g = 0 if shared else j
+                q = q_all[token, j]
+                k = ((values[g] - q) ** 2).sum(-1).argmin()
+                np.testing.assert_allclose(
+                    out[i, 4 * j : 4 * j + 4].detach().numpy(), values[g, k], rtol=1e-4, atol=1e-5
+                )  # the forward pass sees the centroids before they move
+                used[g, k] += 1
+                sums[g, k] += q
+        count = decay * count + (1 - decay) * used
+        total = decay * total + (1 - decay) * sums[...]
+        values = np.where((used > 0)[..., None], total / count[..., None], values)
+        np.testing.assert_allclose(layer.values.numpy(), values, rtol=1e-4, atol=1e-5)
+    collect_regularizer(layer)
+    out = layer(torch.from_numpy(tokens))
+    (out.sum() + collect_regularizer(layer)).backward()
+    assert layer.values.grad is None and layer.query.grad.abs().sum() > 0
+
+
+def test_ema_leaves_only_the_commitment_in_the_loss() -> None:
+    layer = make(method="vq", ema_decay=0.9, commitment=0.5, normalize=False)
+    out = layer(torch.arange(2, 60))
+    error = (out.detach() - layer.query.detach()[2:]).pow(2).mean()
+    torch.testing.assert_close(collect_regularizer(layer).detach(), 0.5 * error)
+
+
+# Rotation trick -----------------------------------------------------------------------------------
+
+
+def test_rotation_trick_equals_numpy() -> None:
+    """The gradient goes through the map that turns the query onto its centroid and scales it."""
+    layer = make(method="vq", rotation_trick=True, normalize=False)
+    tokens = torch.tensor([4, 9, 33])
+    out = layer(tokens)
+    up = torch.randn(3, 12)
+    (out * up).sum().backward()
+    for i, token in enumerate(tokens.tolist()):
+        for j in range(3):
+            part = slice(4 * j, 4 * j + 4)
+            q = layer.query[token, part].detach().double().numpy()
+            e = out[i, part].detach().double().numpy()
+            g = up[i, part].double().numpy()
+            q1, e1 = q / np.linalg.norm(q), e / np.linalg.norm(e)
+            # the rotation in the plane of q1 and e1, from its definition: cos, sin and a basis
+            cos = q1 @ e1
+            b = e1 - cos * q1
+            sin = np.linalg.norm(b)
+            b = b / sin
+            plane = np.stack([q1, b], 1)  # (4, 2)
+            turn = np.array([[cos, -sin], [sin, cos]])
+            R = np.eye(4) - plane @ plane.T + plane @ turn @ plane.T
+            R = R * np.linalg.norm(e) / np.linalg.norm(q)
+            np.testing.assert_allclose(R @ q, e, atol=1e-6)
+            np.testing.assert_allclose(layer.query.grad[token, part].numpy(), R.T @ g, atol=1e-5)
+
+
+def test_rotation_trick_changes_only_the_gradient() -> None:
+    plain, rotated = make(method="vq"), make(method="vq", rotation_trick=True)
+    tokens = torch.arange(60)
+    one, other = plain(tokens), rotated(tokens)
+    assert torch.equal(one, other)
+    one.sum().backward()
+    other.sum().backward()
+    assert plain.query.grad[2:].unique().tolist() == [1.0]
+    assert not torch.allclose(plain.query.grad, rotated.query.grad)
+
+
+def test_rotation_trick_at_its_poles() -> None:
+    layer = make(method="vq", rotation_trick=True, normalize=False, K=2, D=1)
+    with torch.no_grad():
+        layer.query[5] = 0  # no direction
+        layer.query[6] = layer.values[0, 0]  # nothing to turn
+    layer(torch.tensor([5, 6])).sum().backward()
+    assert torch.isfinite(layer.query.grad).all()
+    torch.testing.assert_close(layer.query.grad[6], torch.ones(12))
+
+
+# Workers ------------------------------------------------------------------------------------------
+
+CONFIGS = [
+    {"method": "sx"},
+    {"method": "sx", "share_subspaces": True},
+    {"method": "vq", "ema_decay": 0.9},
+    {"method": "vq", "ema_decay": 0.9, "share_subspaces": True, "normalize": False},
+    {"method": "sx", "kmeans_init": 2},
+    {"method": "vq", "kmeans_init": 2, "ema_decay": 0.9},
+    {"method": "sx", "reseed_after": 2, "K": 40},
+    {"method": "vq", "reseed_after": 2, "K": 40, "ema_decay": 0.9},
+]
+UPDATES = 5
+
+
+def micro_batch(update: int, worker: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(10 * update + worker)
+    if update == 3 and worker == 0:
+        return torch.ones(4, dtype=torch.long)  # nothing but padding
+    return torch.randint(60, (9 + 6 * worker,), generator=g)  # workers of different sizes
+
+
+def run_worker(worker: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=worker, world_size=2)
+    results = []
+    for options in CONFIGS:
+        layer = make(**options)
+        torch.manual_seed(100 + worker)  # workers draw different random numbers
+        history = []
+        for update in range(UPDATES):
+            layer(micro_batch(update, worker))
+            history.append(copy.deepcopy(layer.state_dict()))
+        results.append(history)
+    torch.save(results, f"{folder}/{worker}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def workers() -> list:
+    with tempfile.TemporaryDirectory() as folder:
+        # forked, not spawned: the workers have torch loaded and do nothing in parallel
+        mp.start_processes(run_worker, (folder,), nprocs=2, start_method="fork")
+        return [torch.load(Path(folder) / f"{worker}.pt") for worker in range(2)]
+
+
+@pytest.mark.parametrize(
+    "number", range(len(CONFIGS)), ids=lambda i: "-".join(map(str, CONFIGS[i]))
+)
+def test_two_workers_hold_the_same_numbers_as_one_process(workers: list, number: int) -> None:
+    """Statistics, EMA centroids and starts of two workers equal each other bit for bit, and those
+    of one process that takes the same two micro-batches in each update."""
+    one, two = workers[0][number], workers[1][number]
+    layer = make(**CONFIGS[number])
+    layer.defer_updates = True
+    random = bool(CONFIGS[number].get("reseed_after"))  # draws: worker 0's are in force
+    for update in range(UPDATES):
+        for key, value in one[update].items():
+            assert torch.equal(value, two[update][key]), (update, key)
+        for worker in range(2):
+            layer(micro_batch(update, worker))
+        layer.step()
+        if random and update >= 1:  # the first re-seeding: the draws part here
+            assert not torch.equal(one[update]["idle"], one[0]["idle"])
+            break
+        for key, value in layer.state_dict().items():
+            torch.testing.assert_close(value, one[update][key], rtol=1e-5, atol=1e-6)
+    start = make(**CONFIGS[number]).state_dict()
+    changed = {key for key, value in one[-1].items() if not torch.equal(value, start[key])}
+    assert changed >= ({"values"} if "ema_decay" in CONFIGS[number] else set())
+    assert "query" not in changed
