@@ -339,11 +339,17 @@ def test_tied_output_with_dpq_evaluates_as_it_validated(data: Path, tmp_path: Pa
     (trained,) = fsq.logged(log, r"'valid' subset \| loss")
     names = _weights(tmp_path / "checkpoint_last.pt")
     assert "decoder.output_projection.weight" not in names
-    argv = [str(data), "--user-dir", fsq.USER_DIR, "--cpu", "--task", "stateful_lm"]
-    argv += ["--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid"]
-    (scored,) = fsq.logged(fsq.main("eval_lm", argv), r"Loss \(base 2\):")
+    argv = [str(data), "--user-dir", fsq.USER_DIR, "--cpu", "--gen-subset", "valid"]
+    argv += ["--path", str(tmp_path / "checkpoint_last.pt"), "--num-workers", "0"]
+    text = fsq.main("eval_lm", [*argv, "--task", "stateful_lm"])
+    (scored,) = fsq.logged(text, r"Loss \(base 2\):")
     assert scored == pytest.approx(trained, abs=6e-4)
     assert 1 < trained < 7
+    # It generates as any language model of fairseq does, each line from zero state.
+    argv += ["--task", "language_modeling", "--sample-break-mode", "eos", "--beam", "2"]
+    argv += ["--batch-size", "4", "--required-batch-size-multiple", "1", "--max-len-b", "20"]
+    text = fsq.main("generate", argv)
+    assert len(re.findall(r"^H-\d+", text, re.MULTILINE)) == 9
 
 
 def test_epoch_counts_match_the_corpus(data: Path, tmp_path: Path) -> None:

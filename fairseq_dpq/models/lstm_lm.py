@@ -115,7 +115,7 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
         elif segment is not None:
             self._carried[self.training] = Carried(segment, state, end)
         x = self.dropout(x).transpose(0, 1)
-        return self.output_projection(x), {}  # (lanes, steps, n)
+        return self.output_projection(x), {"attn": None}  # (lanes, steps, n)
 
     def _entry(self, segment: int, lanes: int) -> Optional[State]:
         """The state that `segment` starts from; None stands for zeros."""
