@@ -87,11 +87,11 @@ def test_interrupted_run_is_taken_up_and_other_ones_make_room(
     run.prepare(tmp_path, Setting())
     assert "finished steps are kept" in capsys.readouterr().out
     assert (tmp_path / "logs" / "one.done").exists()
-    run.prepare(tmp_path, Setting(epochs=2))
+    run.prepare(tmp_path, Setting(updates=2))
     assert not (tmp_path / "logs" / "one.done").exists()
     runner.step("one", append("x"))
     (tmp_path / "result.json").write_text("[]")
-    run.prepare(tmp_path, Setting(epochs=2))
+    run.prepare(tmp_path, Setting(updates=2))
     assert not (tmp_path / "logs" / "one.done").exists()
     assert not (tmp_path / "result.json").exists()
     assert (tmp_path / "trace").exists()  # what the demo did not write stays

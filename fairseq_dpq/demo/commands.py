@@ -18,8 +18,8 @@ MODEL = (
     "--decoder-attention-heads 4"
 )
 TRAINING = (
-    "--criterion cross_entropy --optimizer adam --lr 5e-3 --lr-scheduler inverse_sqrt "
-    "--warmup-updates 200 --max-tokens 1000 --seed 1"
+    "--criterion cross_entropy --optimizer adam --adam-betas (0.9,0.98) --lr 5e-3 "
+    "--lr-scheduler polynomial_decay --warmup-updates 100 --max-tokens 1000 --seed 1"
 )
 CHECKPOINTS = "--no-epoch-checkpoints --no-last-checkpoints"
 
@@ -32,7 +32,7 @@ class Setting:
     train: int = 12000
     valid: int = 500
     test: int = 500
-    epochs: int = 10
+    updates: int = 900
     K: int = 32
     D: int = 16
 
@@ -70,7 +70,8 @@ def train(setting: Setting, model: Model) -> list[str]:
     if model.method is not None:
         command += f"--dpq-K {setting.K} --dpq-D {setting.D} --dpq-method {model.method}".split()
     command += [*model.extra, *MODEL.split(), *TRAINING.split(), *DATA.split()]
-    command += f"--max-epoch {setting.epochs} --save-dir {model.folder}".split()
+    command += f"--max-update {setting.updates} --total-num-update {setting.updates}".split()
+    command += ["--save-dir", model.folder]
     return command + f"{CHECKPOINTS} --log-format json --log-interval 10".split()
 
 

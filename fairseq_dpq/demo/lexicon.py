@@ -160,8 +160,8 @@ class _Speller:
                 return word
 
 
-def build_lexicon(seed: int, nouns_per_class: int = 80, verbs: int = 160) -> Lexicon:
-    """The lexicon of this seed: about 1,000 nouns in 12 classes, 160 verbs, 160 adjectives."""
+def build_lexicon(seed: int, nouns_per_class: int = 60, verbs: int = 160) -> Lexicon:
+    """The lexicon of this seed: 720 nouns in 12 classes, 100 names, 160 verbs, 160 adjectives."""
     dice = Dice(seed)
     source = _Speller(dice, "p t k b d g m n s l r f", "a e i o u", "n s r l t")
     target = _Speller(dice, "v z sh ch j h w y th kr dr gl", "a e i o u", "m k v sh d")

@@ -132,7 +132,7 @@ class Runner:
             found = re.search(r"\| train_inner \| (\{.*\})", line)
             if found is not None:
                 entry = json.loads(found.group(1))
-                share = entry["update"] / self.setting.epochs
+                share = int(entry["num_updates"]) / self.setting.updates
                 self.status.report(job, share, f"{model.title} loss {entry['loss']}")
 
         self.status.report(job, 0.0, f"{model.title} starts")
