@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 EPS = 1e-3  # added to the variance of the responses
 _TINY = 1e-12  # smallest norm of a query or key that cosine divides by
@@ -43,10 +44,28 @@ def batch_normalize(resp: Tensor, shared: bool) -> tuple[Tensor, Stats]:
     """Normalise responses by this batch's own statistics, per k or per (j, k); no affine part."""
     tokens, D, K = resp.shape
     flat = resp.reshape(tokens * D, K) if shared else resp.reshape(tokens, D * K)
-    out, mean, invstd = torch.native_batch_norm(flat, None, None, None, None, True, 0.0, EPS)
-    mean, invstd = mean.detach(), invstd.detach()
+    out, mean, invstd = _BatchNorm.apply(flat)
     var = (invstd.pow(-2) - EPS).clamp_min(0)
     return out.view(tokens, D, K), Stats(mean.view(-1, K), var.view(-1, K))
+
+
+class _BatchNorm(torch.autograd.Function):
+    """Batch norm of each column that keeps its output for the gradient, not its input: SX keeps
+    the very same tensor, so that one (tokens, D, K) tensor is held instead of two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        out, mean, invstd = torch.native_batch_norm(x, None, None, None, None, True, 0.0, EPS)
+        ctx.save_for_backward(out, invstd)
+        ctx.mark_non_differentiable(mean, invstd)
+        return out, mean, invstd
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
+        out, invstd = ctx.saved_tensors
+        spread = (grad * out).mean(0)
+        return (grad - grad.mean(0)).addcmul_(out, spread, value=-1).mul_(invstd)
 
 
 def normalize(resp: Tensor, stats: Stats | None) -> Tensor:
@@ -97,15 +116,16 @@ class _SoftmaxExchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, resp: Tensor, values: Tensor, codes: Tensor, tau: float) -> Tensor:
         ctx.tau = tau
-        ctx.save_for_backward(torch.softmax(resp / tau, -1), values, codes)
+        ctx.save_for_backward(resp, values, codes)
         # Flat, not a view: models may add to their embeddings in place, which autograd forbids
         # for a view that a Function returns.
         G, K, size = values.shape
         return values.reshape(G * K, size).index_select(0, _value_rows(codes, G, K))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        p, values, codes = ctx.saved_tensors
+        resp, values, codes = ctx.saved_tensors
         grad = grad.reshape(codes.shape[0], codes.shape[1], values.shape[-1])
         grad_resp = grad_values = None
         if ctx.needs_input_grad[0]:
@@ -113,8 +133,10 @@ class _SoftmaxExchange(torch.autograd.Function):
                 grad_w = torch.matmul(grad, values[0].t())
             else:
                 grad_w = torch.bmm(grad.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
-            inner = (grad_w * p).sum(-1, keepdim=True)
-            grad_resp = (grad_w - inner).mul_(p).div_(ctx.tau)
+            p = torch.softmax(resp if ctx.tau == 1 else resp / ctx.tau, -1)
+            grad_resp = torch._softmax_backward_data(grad_w, p, -1, p.dtype)
+            if ctx.tau != 1:
+                grad_resp = grad_resp / ctx.tau
         if ctx.needs_input_grad[1]:
             grad_values = sum_by_code(grad, codes, values.shape[0], values.shape[1])
         return grad_resp, grad_values, None, None
@@ -128,6 +150,7 @@ class _StraightThrough(torch.autograd.Function):
         return centroid.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
@@ -146,6 +169,7 @@ class _Rotation(torch.autograd.Function):
         return centroid.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         query, centroid = ctx.saved_tensors
         q_norm = query.norm(dim=-1, keepdim=True).clamp_min(_TINY)
