@@ -48,7 +48,7 @@ fix: setup
 	$(BIN)/ruff format .
 
 benchmarks: setup
-	@for file in benchmarks/bench_*.py; do \
+	@for file in $$(grep -l '__main__' benchmarks/*.py); do \
 	  echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
 
 clean:
