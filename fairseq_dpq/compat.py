@@ -15,9 +15,8 @@ import atexit
 import collections
 import functools
 import importlib
-import inspect
 import os
-import subprocess
+import inspect
 import sys
 import time
 import types
@@ -112,9 +111,9 @@ def numpy_names() -> bool:
     """numpy 1.24 dropped np.int and np.float, 2.0 np.compat, 2.4 percentile(interpolation=...).
 
     Without it `--sample-break-mode eos`, scoring by an LM and `--num-batch-buckets` stop with
-    `module 'numpy' has no attribute 'compat'`, span masks with the same for `int`. The four modules
-    that use them get a copy of the numpy namespace with these names in it: numpy itself is not
-    touched, so that no other code in the process comes to rely on them.
+    `module 'numpy' has no attribute 'compat'`, the CRF of nacrf_transformer and span masks with the
+    same for `float` and `int`. The four modules that use them get a copy of the numpy namespace
+    with these names in it: numpy itself is not touched, so that nobody else comes to rely on them.
     """
     import numpy as np
 
@@ -144,9 +143,9 @@ def numpy_names() -> bool:
 def last_batch() -> bool:
     """Forks of fairseq's main branch drop the last batch unless its size is a multiple of 8.
 
-    That is `--required-batch-size-multiple`, in every split: fairseq-generate translates 96 of 100
-    sentences and gives the BLEU of these, without a word; fewer than 8 sentences are `The dataset
-    is empty`. 0.12.2 keeps the last batch, and so does this; all other batches stay as they are.
+    The 8 is `--required-batch-size-multiple`, and it goes for every split. Without it (the patch)
+    fairseq-generate translates 96 of 100 sentences and gives the BLEU of these, without a word, and
+    fewer than 8 sentences are `The dataset is empty`. With it the batches are those of 0.12.2.
     """
     import numpy as np
     from fairseq.data import data_utils
@@ -201,10 +200,10 @@ def _stop_consumers(seconds: float = 10.0) -> None:
 def abort_at_exit() -> bool:
     """A run that ends in the middle of an epoch may be killed at its very end, all versions.
 
-    fairseq reads batches ahead in a daemon thread. When Python shuts down while that thread is
-    inside torch, the process aborts: `terminate called without an active exception`, return code
-    134, after training and saving were finished; a script with `set -e` stops there. Seen in 5 of 7
-    runs of a masked LM with `--max-update`. The threads are ended before Python shuts down.
+    fairseq reads batches ahead in a daemon thread. Without it, when Python shuts down while that
+    thread is inside torch, the process aborts: `terminate called without an active exception`,
+    return code 134, after training and saving were finished; a script with `set -e` stops there.
+    Seen in 5 of 7 runs of a masked LM with `--max-update`. The threads now end before Python does.
     """
     from fairseq.data import iterators
 
@@ -239,7 +238,9 @@ def cpu_workers() -> bool:
     def make(old: Callable) -> Callable:
         @functools.wraps(old)
         def call_main(cfg: Any, main: Callable, **kwargs: Any) -> Any:
-            prepare_workers(cfg)
+            from fairseq_dpq import workers  # here, because most commands do not come by
+
+            workers.prepare(cfg)
             return old(cfg, main, **kwargs)
 
         return call_main
@@ -265,145 +266,6 @@ def ddp_on_cpu() -> bool:
         return DistributedDataParallel
 
     return _replace(distributed_fairseq_model, "DistributedDataParallel", make)
-
-
-def prepare_workers(cfg: Any) -> None:
-    """Fill in `cfg.distributed_training` for a run on CPU, from torchrun's or Slurm's variables.
-
-    Raises ValueError, with the command that would be right, for a start that cannot work. Runs on
-    CUDA devices are fairseq's own business, but for one GPU per node, where newer forks do not look
-    at torchrun's variables.
-    """
-    dt = cfg.distributed_training
-    if cfg.common.tpu or dt.pipeline_model_parallel:
-        return
-    started = int(os.environ.get("WORLD_SIZE") or 1)
-    if torch.cuda.is_available() and not cfg.common.cpu:
-        if dt.distributed_init_method is None and dt.distributed_world_size == 1 < started:
-            dt.distributed_world_size = started
-        return
-
-    if started > 1 and (dt.distributed_init_method or "env://") == "env://":
-        _from_torchrun(dt, started)
-    elif dt.distributed_init_method is None:
-        if not _from_slurm(dt):
-            if dt.distributed_world_size > 1:
-                raise ValueError(
-                    f"--distributed-world-size {dt.distributed_world_size}: nothing started these "
-                    f"workers, and there are no CUDA devices to start them on. For workers on CPU "
-                    f"run: {_torchrun(dt.distributed_world_size)}"
-                )
-            return
-    else:
-        _check_by_hand(dt)
-    dt.distributed_no_spawn = True
-    dt.device_id = 0
-    if dt.distributed_backend == "nccl":  # the default
-        dt.distributed_backend = "gloo"
-
-
-def _command() -> str:
-    name = os.path.basename(sys.argv[0])
-    return name if name.startswith("fairseq") else "fairseq-train"
-
-
-def _torchrun(world: int) -> str:
-    return f"torchrun --nproc_per_node {world} --no_python {_command()} DATA --cpu ..."
-
-
-def _from_torchrun(dt: Any, started: int) -> None:
-    missing = [v for v in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(v)]
-    if missing:
-        raise ValueError(
-            f"WORLD_SIZE is {started} but {' and '.join(missing)} is not set, so this process does "
-            f"not know its place. torchrun sets them all: {_torchrun(started)}"
-        )
-    if dt.distributed_world_size not in (1, started):
-        raise ValueError(
-            f"--distributed-world-size {dt.distributed_world_size}, but the launcher started "
-            f"{started} workers (WORLD_SIZE); leave the flag out, or run: "
-            f"{_torchrun(dt.distributed_world_size)}"
-        )
-    dt.distributed_init_method = "env://"
-    dt.distributed_world_size = started
-    dt.distributed_rank = int(os.environ["RANK"])
-    _check_rank(dt, "RANK")
-
-
-def _from_slurm(dt: Any) -> bool:
-    """One worker per Slurm task; the same variables and flags as fairseq uses with GPUs."""
-    env = os.environ
-    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
-    tasks = int(env.get("SLURM_STEP_NUM_TASKS") or 1)  # srun sets it, sbatch does not
-    world, port = dt.distributed_world_size, dt.distributed_port
-    if nodes is None or (tasks == 1 and world == 1):
-        return False
-    wanted = world if world > 1 else tasks
-    right = (
-        f"srun --ntasks {wanted} {_command()} DATA --cpu --distributed-world-size {wanted} "
-        f"--distributed-port 29500 ..."
-    )
-    if tasks == 1:
-        raise ValueError(
-            f"--distributed-world-size {world} in a Slurm job, but not with {world} tasks of srun. "
-            f"Run: {right}, or on one node: {_torchrun(world)}"
-        )
-    if world != tasks and not (world == 1 and port > 0):
-        raise ValueError(
-            f"srun started {tasks} tasks, but --distributed-world-size is {world}: these would be "
-            f"copies that overwrite each other's checkpoints. Run: {right}"
-        )
-    if port <= 0:
-        raise ValueError(
-            f"--distributed-port is {port}: Slurm's tasks need a port to meet at. Run: {right}"
-        )
-    if "SLURM_PROCID" not in env:
-        raise ValueError(f"SLURM_PROCID is not set, so this task has no rank. Run: {right}")
-    try:
-        hosts = subprocess.check_output(["scontrol", "show", "hostnames", nodes]).split()
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"Slurm's scontrol, which names the first host of {nodes}, is not on the PATH; "
-            f"or run: {_torchrun(tasks)}"
-        ) from error
-    dt.distributed_init_method = f"tcp://{hosts[0].decode()}:{port}"
-    dt.distributed_world_size = tasks
-    dt.distributed_rank = int(env["SLURM_PROCID"])
-    _check_rank(dt, "SLURM_PROCID")
-    return True
-
-
-def _check_by_hand(dt: Any) -> None:
-    """`--distributed-init-method` was given: the user starts each worker with its rank."""
-    world = dt.distributed_world_size
-    right = (
-        f"start one process per rank: {_command()} DATA --cpu --distributed-init-method "
-        f"{dt.distributed_init_method} --distributed-world-size {max(world, 2)} "
-        f"--distributed-rank RANK --distributed-no-spawn ...; or all at once: "
-        f"{_torchrun(max(world, 2))}"
-    )
-    if not dt.distributed_no_spawn:
-        raise ValueError(
-            f"--distributed-init-method {dt.distributed_init_method} without "
-            f"--distributed-no-spawn starts one worker per CUDA device, and there is none: nothing "
-            f"would be trained. On CPU {right}"
-        )
-    # The rank's default is 0, so only the command line tells whether it was given.
-    given = [a.split("=")[0].lstrip("+").replace("_", "-").rsplit(".")[-1] for a in sys.argv[1:]]
-    given = [a.lstrip("-") for a in given]
-    if world > 1 and "distributed-init-method" in given and "distributed-rank" not in given:
-        raise ValueError(
-            f"--distributed-rank is missing: all {world} workers would be rank 0. On CPU {right}"
-        )
-    _check_rank(dt, "--distributed-rank")
-
-
-def _check_rank(dt: Any, source: str) -> None:
-    if not 0 <= dt.distributed_rank < dt.distributed_world_size:
-        raise ValueError(
-            f"{source} {dt.distributed_rank} with {dt.distributed_world_size} workers "
-            f"(--distributed-world-size): ranks go from 0 to {dt.distributed_world_size - 1}"
-        )
 
 
 # --------------------------------------------------------------- half precision
@@ -476,19 +338,53 @@ _NOISE: tuple[tuple[str, type, str], ...] = (
     ),
     (r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated", FutureWarning, r"(fairseq|torch)"),
     (r"Support for mismatched key_padding_mask and", UserWarning, r"torch\.nn"),
+    (r"`torch\.nn\.utils\.weight_norm` is deprecated", FutureWarning, r"torch\.nn"),
+    (r"Using non-full backward hooks on a Module that does not", FutureWarning, r"torch\.nn"),
 )
 
 
 def warning_noise() -> bool:
     """hydra >= 1.1 and torch >= 2 warn of fairseq's code some ten times per run.
 
-    Nothing breaks without it, but warnings that matter drown. Each is matched by message and by
+    Nothing breaks without it, but warnings that matter drown. Each one is matched by message and by
     the module it is blamed on; the same message from the user's own code still shows.
     """
     before = len(warnings.filters)
     for message, category, module in _NOISE:
         warnings.filterwarnings("ignore", message=message, category=category, module=module)
     return len(warnings.filters) > before
+
+
+# --------------------------------------------------------------------- user-dir
+
+
+def user_dir_again() -> bool:
+    """`--user-dir fairseq_dpq` fails where this package was imported before, all versions.
+
+    fairseq compares paths letter by letter: `.../fairseq/../fairseq_dpq`, a link or the checkout's
+    own path are `not globally unique` to it, so that a program or command that imports this
+    package first could not be given the flag any more.
+    """
+    from fairseq import utils
+
+    package = os.path.dirname(os.path.abspath(__file__))
+    beside = os.path.dirname(os.path.abspath(utils.__file__))
+
+    def make(old: Callable) -> Callable:
+        @functools.wraps(old)
+        def import_user_module(args: Any) -> None:
+            name = getattr(args, "user_dir", None)
+            if name is not None:
+                places = os.path.abspath(name), os.path.join(beside, name)
+                places += (os.path.join(beside, "..", name),)
+                found = next((place for place in places if os.path.exists(place)), None)
+                if found is not None and os.path.samefile(found, package):
+                    return
+            old(args)
+
+        return import_user_module
+
+    return _replace(utils, "import_user_module", make)
 
 
 # ------------------------------------------------------------------ the plugin's own hooks
@@ -533,6 +429,7 @@ PATCHES: tuple[Callable[[], bool], ...] = (
     ddp_on_cpu,
     bf16_without_tpu,
     fp16_on_cpu,
+    user_dir_again,
     warning_noise,
 )
 

@@ -1,0 +1,151 @@
+"""How a run on CPU gets its workers: from torchrun, from Slurm, or started one by one by hand.
+A start that cannot work stops here, with the command that would; `compat.cpu_workers` calls it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+
+def prepare(cfg: Any) -> None:
+    """Fill in `cfg.distributed_training` for a run on CPU, from torchrun's or Slurm's variables.
+
+    Raises ValueError, with the command that would be right, for a start that cannot work. Runs on
+    CUDA devices are fairseq's own business, but for one GPU per node, where newer forks do not look
+    at torchrun's variables.
+    """
+    dt = cfg.distributed_training
+    if cfg.common.tpu or dt.pipeline_model_parallel:
+        return
+    started = int(os.environ.get("WORLD_SIZE") or 1)
+    if torch.cuda.is_available() and not cfg.common.cpu:
+        if dt.distributed_init_method is None and dt.distributed_world_size == 1 < started:
+            dt.distributed_world_size = started
+        return
+
+    if started > 1 and (dt.distributed_init_method or "env://") == "env://":
+        _from_torchrun(dt, started)
+    elif dt.distributed_init_method is None:
+        if not _from_slurm(dt):
+            if dt.distributed_world_size > 1:
+                raise ValueError(
+                    f"--distributed-world-size {dt.distributed_world_size}: nothing started these "
+                    f"workers, and there are no CUDA devices to start them on. For workers on CPU "
+                    f"run: {_torchrun(dt.distributed_world_size)}"
+                )
+            return
+    else:
+        _check_by_hand(dt)
+    dt.distributed_no_spawn = True
+    dt.device_id = 0
+    if dt.distributed_backend == "nccl":  # the default
+        dt.distributed_backend = "gloo"
+
+
+def _command() -> str:
+    name = os.path.basename(sys.argv[0])
+    return name if name.startswith("fairseq") else "fairseq-train"
+
+
+def _torchrun(world: int) -> str:
+    return f"torchrun --nproc_per_node {world} --no_python {_command()} DATA --cpu ..."
+
+
+def _from_torchrun(dt: Any, started: int) -> None:
+    missing = [v for v in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(v)]
+    if missing:
+        raise ValueError(
+            f"WORLD_SIZE is {started} but {' and '.join(missing)} is not set, so this process does "
+            f"not know its place. torchrun sets them all: {_torchrun(started)}"
+        )
+    if dt.distributed_world_size not in (1, started):
+        raise ValueError(
+            f"--distributed-world-size {dt.distributed_world_size}, but the launcher started "
+            f"{started} workers (WORLD_SIZE); leave the flag out, or run: "
+            f"{_torchrun(dt.distributed_world_size)}"
+        )
+    dt.distributed_init_method = "env://"
+    dt.distributed_world_size = started
+    dt.distributed_rank = int(os.environ["RANK"])
+    _check_rank(dt, "RANK")
+
+
+def _from_slurm(dt: Any) -> bool:
+    """One worker per Slurm task; the same variables and flags as fairseq uses with GPUs."""
+    env = os.environ
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    tasks = int(env.get("SLURM_STEP_NUM_TASKS") or 1)  # srun sets it, sbatch does not
+    world, port = dt.distributed_world_size, dt.distributed_port
+    if nodes is None or (tasks == 1 and world == 1):
+        return False
+    wanted = world if world > 1 else tasks
+    right = (
+        f"srun --ntasks {wanted} {_command()} DATA --cpu --distributed-world-size {wanted} "
+        f"--distributed-port 29500 ..."
+    )
+    if tasks == 1:
+        raise ValueError(
+            f"--distributed-world-size {world} in a Slurm job, but not with {world} tasks of srun. "
+            f"Run: {right}, or on one node: {_torchrun(world)}"
+        )
+    if world != tasks and not (world == 1 and port > 0):
+        raise ValueError(
+            f"srun started {tasks} tasks, but --distributed-world-size is {world}: these would be "
+            f"copies that overwrite each other's checkpoints. Run: {right}"
+        )
+    if port <= 0:
+        raise ValueError(
+            f"--distributed-port is {port}: Slurm's tasks need a port to meet at. Run: {right}"
+        )
+    if "SLURM_PROCID" not in env:
+        raise ValueError(f"SLURM_PROCID is not set, so this task has no rank. Run: {right}")
+    try:
+        hosts = subprocess.check_output(["scontrol", "show", "hostnames", nodes]).split()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"Slurm's scontrol, which names the first host of {nodes}, is not on the PATH; "
+            f"or run: {_torchrun(tasks)}"
+        ) from error
+    dt.distributed_init_method = f"tcp://{hosts[0].decode()}:{port}"
+    dt.distributed_world_size = tasks
+    dt.distributed_rank = int(env["SLURM_PROCID"])
+    _check_rank(dt, "SLURM_PROCID")
+    return True
+
+
+def _check_by_hand(dt: Any) -> None:
+    """`--distributed-init-method` was given: the user starts each worker with its rank."""
+    world = dt.distributed_world_size
+    right = (
+        f"start one process per rank: {_command()} DATA --cpu --distributed-init-method "
+        f"{dt.distributed_init_method} --distributed-world-size {max(world, 2)} "
+        f"--distributed-rank RANK --distributed-no-spawn ...; or all at once: "
+        f"{_torchrun(max(world, 2))}"
+    )
+    if not dt.distributed_no_spawn:
+        raise ValueError(
+            f"--distributed-init-method {dt.distributed_init_method} without "
+            f"--distributed-no-spawn starts one worker per CUDA device, and there is none: nothing "
+            f"would be trained. On CPU {right}"
+        )
+    # The rank's default is 0, so only the command line tells whether it was given.
+    given = [a.split("=")[0].lstrip("+").replace("_", "-").rsplit(".")[-1] for a in sys.argv[1:]]
+    given = [a.lstrip("-") for a in given]
+    if world > 1 and "distributed-init-method" in given and "distributed-rank" not in given:
+        raise ValueError(
+            f"--distributed-rank is missing: all {world} workers would be rank 0. On CPU {right}"
+        )
+    _check_rank(dt, "--distributed-rank")
+
+
+def _check_rank(dt: Any, source: str) -> None:
+    if not 0 <= dt.distributed_rank < dt.distributed_world_size:
+        raise ValueError(
+            f"{source} {dt.distributed_rank} with {dt.distributed_world_size} workers "
+            f"(--distributed-world-size): ranks go from 0 to {dt.distributed_world_size - 1}"
+        )
