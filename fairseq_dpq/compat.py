@@ -15,8 +15,8 @@ import atexit
 import collections
 import functools
 import importlib
-import os
 import inspect
+import os
 import sys
 import time
 import types

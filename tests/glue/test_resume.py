@@ -1,0 +1,112 @@
+"""Restoring checkpoints: same options or an error with both; full tables start DPQ ones."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from fairseq_dpq import DPQEmbedding
+from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.glue.layers import FairseqDPQEmbedding
+from glue.conftest import last, train
+from glue.test_options import TRANSFORMER
+
+SX = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all"
+TIED = [*TRANSFORMER, "--share-decoder-input-output-embed"]
+
+
+@pytest.fixture(scope="module")
+def full(corpus, tmp_path_factory):
+    where = tmp_path_factory.mktemp("full")
+    train(corpus, where, *TIED, updates=8)
+    return where / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def dpq(corpus, tmp_path_factory):
+    where = tmp_path_factory.mktemp("dpq")
+    train(corpus, where, *TIED, updates=2, dpq=SX)
+    return where / "checkpoint_last.pt"
+
+
+def resume(corpus, tmp_path, checkpoint, dpq: str, *flags: str) -> str:
+    tmp_path.mkdir(exist_ok=True)
+    shutil.copy(checkpoint, tmp_path / "checkpoint_last.pt")
+    return train(corpus, tmp_path, *TIED, *flags, updates=4, dpq=dpq)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", r"trained with DPQ \(--dpq-K 8 --dpq-D 4 --dpq-method sx\).*has no --dpq-K"),
+        ("--dpq-K 16 --dpq-D 4 --dpq-embeddings all", r"--dpq-K 8 in the checkpoint, 16 here"),
+        (SX + " --dpq-tau 2", r"--dpq-tau 1.0 in the checkpoint, 2.0 here"),
+        (SX + " --dpq-no-normalize", r"--dpq-no-normalize False in the checkpoint, True here"),
+        (
+            "--dpq-K 8 --dpq-D 4",
+            r"tables at decoder.embed_tokens, encoder.embed_tokens; .* at encoder.embed_tokens",
+        ),
+    ],
+)
+def test_other_or_forgotten_options(corpus, dpq, tmp_path, options, message) -> None:
+    with pytest.raises(DPQConfigError, match=message):
+        resume(corpus, tmp_path, dpq, options)
+
+
+def test_training_options_may_change_with_a_reset_optimizer(corpus, dpq, tmp_path) -> None:
+    log = resume(corpus, tmp_path, dpq, SX + " --dpq-tau 2", "--reset-optimizer")
+    assert "Loaded checkpoint" in log
+
+
+def test_full_tables_need_a_word_from_the_user(corpus, full, tmp_path) -> None:
+    with pytest.raises(DPQConfigError, match=r"full tables.*--finetune-from-model"):
+        resume(corpus, tmp_path, full, SX)
+
+
+@pytest.mark.parametrize("method", ["sx", "vq"])
+def test_a_full_model_is_fine_tuned_into_a_dpq_model(corpus, full, tmp_path, method) -> None:
+    """With a K that loses little, the first losses are the full model's, not a new model's."""
+    options = f"--dpq-K 32 --dpq-D 16 --dpq-embeddings all --dpq-method {method}"
+    flags = [*TIED, "--finetune-from-model", str(full)]
+    log = train(corpus, tmp_path / "ft", *flags, updates=1, dpq=options)
+    new = train(corpus, tmp_path / "new", *TIED, updates=1, dpq=options)
+
+    def first_loss(text: str) -> float:
+        import fsq
+
+        return fsq.logged(text, r"train_inner \| .*? loss")[0]
+
+    again = train(corpus, tmp_path / "full", *TIED, "--finetune-from-model", str(full), updates=1)
+    assert abs(first_loss(log) - first_loss(again)) < 0.25 * abs(
+        first_loss(new) - first_loss(again)
+    )
+    assert not [key for key in last(tmp_path / "ft")["model"] if key.endswith("tokens.weight")]
+
+
+def test_start_from_a_full_table_is_near_it() -> None:
+    torch.manual_seed(0)
+    table = torch.randn(200, 32)
+    layer = FairseqDPQEmbedding(200, 32, 1, K=64, D=16)
+    state = {"embed.weight": table}
+    layer.upgrade_state_dict_named(state, "embed")
+    layer.load_state_dict({k[len("embed.") :]: v for k, v in state.items()})
+    layer.eval()
+    error = (layer(torch.arange(2, 200)) - table[2:]).pow(2).sum() / table[2:].pow(2).sum()
+    assert error < 0.05
+
+
+def test_pretrained_vectors_start_a_table(corpus, tmp_path) -> None:
+    words = [line.split()[0] for line in (corpus / "dict.src.txt").read_text().splitlines()]
+    torch.manual_seed(1)
+    vectors = torch.randn(len(words), 32) * 3
+    text = "\n".join(f"{w} " + " ".join(f"{x:.5f}" for x in v) for w, v in zip(words, vectors))
+    (tmp_path / "vec.txt").write_text(f"{len(words)} 32\n{text}\n")
+    flags = [*TRANSFORMER, "--encoder-embed-path", str(tmp_path / "vec.txt"), "--lr", "1e-30"]
+    train(corpus, tmp_path / "ck", *flags, updates=1, dpq="--dpq-K 32 --dpq-D 16 --dpq-method vq")
+    query = last(tmp_path / "ck")["model"]["encoder.embed_tokens.query"]
+    torch.testing.assert_close(query[4:], vectors, atol=1e-4, rtol=0)
+    values = last(tmp_path / "ck")["model"]["encoder.embed_tokens.values"]
+    start = DPQEmbedding.from_pretrained(query, 1, K=32, D=16, method="vq")
+    torch.testing.assert_close(values, start.values.detach())
