@@ -216,7 +216,7 @@ class DPQEmbedding(nn.Module):
                         self._pending.add_stats(batch, count)
                 else:  # one value has no spread to normalise by
                     resp = quantizer.normalize(resp, stats)
-            codes = resp.detach().argmax(-1)
+            codes = quantizer.best_codes(resp.detach())
         if (c.ema_decay or c.reseed_after) and not self.ignore_batch:
             self._pending.add_codes(self, q.detach(), codes)
         if soft:

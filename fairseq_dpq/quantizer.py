@@ -30,14 +30,34 @@ def response(query: Tensor, keys: Tensor, distance: str) -> Tensor:
     if distance == "cosine":
         query = query / query.norm(dim=-1, keepdim=True).clamp_min(_TINY)
         keys = keys / keys.norm(dim=-1, keepdim=True).clamp_min(_TINY)
-    if keys.shape[0] == 1:
-        dot = torch.matmul(query, keys[0].t())
-    else:
-        dot = torch.bmm(query.transpose(0, 1), keys.transpose(1, 2)).transpose(0, 1)
     if distance != "euclidean":
-        return dot
+        if keys.shape[0] == 1:
+            return torch.matmul(query, keys[0].t())
+        return torch.bmm(query.transpose(0, 1), keys.transpose(1, 2)).transpose(0, 1)
     # -|q - k|^2, spelled out so that the (tokens, D, K, d_key) difference is never held
-    return 2 * dot - query.pow(2).sum(-1, keepdim=True) - keys.pow(2).sum(-1)
+    tokens, D, size = query.shape
+    square = keys.pow(2).sum(-1)
+    if keys.shape[0] == 1:
+        rows = query.reshape(tokens * D, size)
+        out = torch.addmm(square[0], rows, keys[0].t(), beta=-1, alpha=2).view(tokens, D, -1)
+    else:
+        groups = query.transpose(0, 1), keys.transpose(1, 2)
+        out = torch.baddbmm(square.unsqueeze(1), *groups, beta=-1, alpha=2).transpose(0, 1)
+    return out.sub_(query.pow(2).sum(-1, keepdim=True))
+
+
+def best_codes(score: Tensor) -> Tensor:
+    """argmax over the last dimension, the first of several, for training.
+
+    On a CPU argmax takes longer than all else that codes take, for it is not vectorised; here the
+    best become K - 1 - k and all others negative, and two vectorised maxima do.
+    """
+    K = score.shape[-1]
+    if score.device.type != "cpu" or not score.numel():
+        return score.argmax(-1)
+    rank = score - score.amax(-1, keepdim=True)
+    rank.mul_(1e30).clamp_min_(-K).add_(torch.arange(K - 1, -1, -1, dtype=score.dtype))
+    return (K - 1 - rank.amax(-1).long()).clamp_(0, K - 1)
 
 
 def batch_normalize(resp: Tensor, shared: bool) -> tuple[Tensor, Stats]:

@@ -148,6 +148,18 @@ def test_one_value_is_normalized_by_the_running_statistics(shared: bool) -> None
         assert torch.equal(out, layer.eval()(torch.tensor([3])))
 
 
+@pytest.mark.parametrize("K", [2, 3, 32, 300])
+def test_codes_in_training_are_the_argmax(K: int) -> None:
+    score = torch.randn(40, 5, K)
+    for scale in (1.0, 1e-6, 1e6):
+        assert torch.equal(quantizer.best_codes(score * scale), score.argmax(-1))
+    ties = (2 * score).round()  # the first of several
+    assert torch.equal(quantizer.best_codes(ties), ties.argmax(-1))
+    assert quantizer.best_codes(score[:0]).shape == (0, 5)
+    broken = quantizer.best_codes(score * float("nan"))
+    assert broken.min() >= 0 and broken.max() < K  # a diverged model gets NaN, not IndexError
+
+
 # Codes for evaluation --------------------------------------------------------------------------
 
 
