@@ -1,0 +1,97 @@
+"""What the benchmarks share: one thread, a steady allocator, interleaved rounds, tables, JSON.
+Both sides of a ratio run in turn in one process; CPU seconds count, not those of other programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any, Callable
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+# glibc gives large blocks back to the system when they are freed and maps them anew, page by page,
+# at the next allocation. That costs as much as a lookup itself, now and then, on either side.
+STEADY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+def steady() -> None:
+    """Start this program again with one thread and an allocator that keeps its memory."""
+    if any(os.environ.get(name) != value for name, value in STEADY.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **STEADY})
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def interleaved(
+    sides: dict[str, Callable[[int], Any]], rounds: int, warm_up: int = 5
+) -> dict[str, list[float]]:
+    """CPU seconds of each side in each round; the order turns, so that no side always follows the
+    same other one. A side is given the number of the round."""
+    names = list(sides)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(-warm_up, rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            start = time.thread_time()
+            result = sides[name](number)
+            taken = time.thread_time() - start
+            del result
+            if number >= 0:
+                times[name].append(taken)
+    return times
+
+
+def ratio(times: dict[str, list[float]], side: str, base: str) -> float:
+    """Median over median."""
+    return statistics.median(times[side]) / statistics.median(times[base])
+
+
+def show(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """Print a table."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    print(f"\n{title}")
+    for row in [header, *rows]:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
+        print("  ".join(cells).rstrip())
+
+
+def verdict(value: float, limit: float | None) -> str:
+    """The limit of a figure and whether it holds."""
+    if limit is None:
+        return "-"
+    return f"<= {limit:.2f}" + ("" if value <= limit else "  MISSED")
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    """Write results/NAME.json, whole or not at all."""
+    import torch
+
+    RESULTS.mkdir(exist_ok=True)
+    record = {
+        "benchmark": name,
+        "date": date.today().isoformat(),
+        "machine": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load": os.getloadavg()[0],
+        "rows": rows,
+    }
+    path = RESULTS / f"{name}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    print(f"load average {record['load']:.1f}; written to {path.parent.name}/{path.name}")
