@@ -94,7 +94,10 @@ def _load(path: Path, trust: bool, mapped: bool) -> Any:
     if _TORCH >= (2, 6):
         from fairseq_dpq import compat
 
-        with torch.serialization.safe_globals(compat.safe_globals()):
+        # On leaving, torch would forget also what was allowed before: add only what is missing.
+        known = torch.serialization.get_safe_globals()
+        missing = [item for item in compat.safe_globals() if item not in known]
+        with torch.serialization.safe_globals(missing):
             return torch.load(source, weights_only=True, **how)
     # Older versions of torch have no allow-list that takes names: the same list, kept here.
     return torch.load(source, pickle_module=_restricted(path), **how)

@@ -1,0 +1,56 @@
+"""Version 1 of the compact format, written once by tests/make_golden.py, is read for ever after."""
+
+from __future__ import annotations
+
+import make_golden
+import torch
+from fairseq import checkpoint_utils
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from make_golden import DIM, GOLDEN, N
+
+from fairseq_dpq import CompactEmbedding
+from fairseq_dpq.checkpoints.contents import Checkpoint, compact_module
+from fairseq_dpq.exported import read_symbols
+
+ROWS = torch.tensor([make_golden.row(i) for i in range(N)])
+
+
+def test_the_tools_read_it() -> None:
+    checkpoint = Checkpoint.load(GOLDEN / "compact-v1.pt")
+    record = checkpoint.dpq_record()
+    assert (record.version, record.form, record.source) == (1, "compact", "trained.pt")
+    ((path, table),) = record.tables.items()
+    module = compact_module(checkpoint, path, table)
+    assert module.sizes == [6, 6, 6, 2]  # unused codes were dropped
+    assert torch.equal(module.dense(), ROWS)
+    # By the bits, as docs/compact-format.md has it: 3 + 3 + 3 + 1 bits in 2 bytes
+    codes = checkpoint.weights[f"{path}.codes"]
+    assert tuple(codes.shape) == (N, 2)
+    for index in (0, 2, 13, N - 1):
+        want = [make_golden.code(index, group) for group in range(3)] + [index % 2]
+        word = want[0] | want[1] << 3 | want[2] << 6 | want[3] << 9
+        assert codes[index].tolist() == [word & 255, word >> 8]
+
+
+def test_fairseq_loads_it_strictly() -> None:
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(GOLDEN / "compact-v1.pt"))
+    state["cfg"]["task"]["data"] = str(GOLDEN)
+    task = LanguageModelingTask.setup_task(state["cfg"]["task"])
+    models, _ = checkpoint_utils.load_model_ensemble(
+        [str(GOLDEN / "compact-v1.pt")], task=task, state=state
+    )
+    decoder = models[0].eval().decoder
+    assert isinstance(decoder.embed_tokens, CompactEmbedding)
+    with torch.no_grad():
+        assert torch.equal(decoder.embed_tokens(torch.arange(N)), ROWS)
+        hidden = torch.eye(DIM)
+        assert torch.equal(decoder.output_layer(hidden), ROWS.t())  # tied
+
+
+def test_the_exported_table() -> None:
+    path = GOLDEN / "compact-v1.safetensors"
+    assert torch.equal(CompactEmbedding.from_file(path).dense(), ROWS)
+    symbols = read_symbols(path)
+    assert symbols is not None and len(symbols) == N and symbols[4].startswith("a")
+    total = sum(file.stat().st_size for file in GOLDEN.iterdir())
+    assert total < 50_000

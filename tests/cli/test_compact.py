@@ -1,0 +1,146 @@
+"""The command: its report in numbers, its errors in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from toy_checkpoints import PATH, load, make_layer, save_toy
+
+from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.cli import compact
+from fairseq_dpq.tables import RECORD_KEY
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _facts(capsys, *argv) -> dict:
+    assert compact.main([*map(str, argv), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_report_in_numbers(tmp_path, capsys) -> None:
+    layer = make_layer(n=1000, d=16, K=8, D=4)
+    source, target = save_toy(tmp_path / "in.pt", layer), tmp_path / "out.pt"
+    facts = _facts(capsys, source, target)
+    (table,) = facts["embeddings"]
+    assert table["full_bytes"] == 64_000
+    assert table["formula_bytes"] == 1000 * 4 * 3 / 8 + 4 * 8 * 16  # 2012
+    assert table["compact_bytes"] == 1000 * 2 + 4 * 8 * 16 + 32  # 12 bits take 2 bytes a row
+    assert table["formula_cr"] == pytest.approx(64_000 / 2012)
+    assert table["measured_cr"] == pytest.approx(64_000 / 2544)
+    assert table["bits_per_symbol"] == 12
+    # query, keys, values, mean, variance, updates
+    assert (
+        table["training_bytes"] == 64_000 + 2 * 512 + 2 * 4 * 32 + layer.norm_updates.element_size()
+    )
+    real = [i for i in range(1000) if i != 1]  # padding uses no code
+    used = sorted(len(layer.codes()[real, j].unique()) for j in range(4))
+    assert table["used_codes"] == {"min": used[0], "median": used[2], "max": used[3]}
+    file = facts["file"]
+    assert file["before"] == source.stat().st_size and file["after"] == target.stat().st_size
+    assert file["saved_query"] == 64_000 and file["saved_optimizer"] == 128_000
+    assert sum(file[f"saved_{x}"] for x in ("query", "optimizer", "other")) == file["saved"]
+    assert [item["name"] for item in facts["left_alone"]] == ["decoder.embed_positions.weight"]
+    assert facts["verified"] is True
+
+    assert compact.main([str(source), str(target), "--force", "--no-verify"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("1000 x 16", "sx K=8 D=4", "2,544", "31.81", "25.16", "-64,000", "-128,000"):
+        assert text in shown
+    assert "also decoder.embed_tokens, tied to decoder.output_projection; stored once" in shown
+    assert "positions, not tokens" in shown and "not verified" in shown
+
+
+def _without_dpq(state: dict) -> None:
+    delattr(state["cfg"]["model"], RECORD_KEY)
+
+
+def _newer(state: dict) -> None:
+    record = json.loads(getattr(state["cfg"]["model"], RECORD_KEY))
+    record["version"] = 2
+    setattr(state["cfg"]["model"], RECORD_KEY, json.dumps(record))
+
+
+def _damaged_record(state: dict) -> None:
+    setattr(state["cfg"]["model"], RECORD_KEY, "{")
+
+
+def _unknown_option(state: dict) -> None:
+    record = json.loads(getattr(state["cfg"]["model"], RECORD_KEY))
+    record["tables"][PATH]["options"]["surprise"] = 1
+    setattr(state["cfg"]["model"], RECORD_KEY, json.dumps(record))
+
+
+def _nan(state: dict) -> None:
+    state["model"][f"{PATH}.query"][7, 3] = float("nan")
+
+
+def _infinite(state: dict) -> None:
+    state["model"][f"{PATH}.values"][0, 1, 2] = float("inf")
+
+
+def _missing(state: dict) -> None:
+    del state["model"][f"{PATH}.keys"]
+
+
+def _shape(state: dict) -> None:
+    state["model"][f"{PATH}.query"] = torch.zeros(3, 12)
+
+
+BAD = {
+    _without_dpq: "has no DPQ table: it was trained without --dpq-K",
+    _newer: "format is version 2; this fairseq-dpq reads up to version 1",
+    _damaged_record: "record is damaged",
+    _unknown_option: "surprise",
+    _nan: "query holds NaN or infinite numbers (1 of them",
+    _infinite: "values holds NaN or infinite numbers",
+    _missing: "has no encoder.embed_tokens.keys, though its record names the table",
+    _shape: "query has shape (3, 12), its record says (60, 12)",
+}
+
+
+@pytest.mark.parametrize("spoil", BAD, ids=lambda f: f.__name__.strip("_"))
+def test_bad_input_is_one_line_and_code_2(tmp_path, capsys, spoil) -> None:
+    source, target = save_toy(tmp_path / "in.pt"), tmp_path / "out.pt"
+    state = load(source)
+    spoil(state)
+    torch.save(state, source)
+    assert compact.main([str(source), str(target)]) == 2
+    said = capsys.readouterr()
+    assert BAD[spoil] in said.err and str(source) in said.err
+    assert said.err.startswith("fairseq-dpq-compact: error: ") and said.err.count("\n") == 1
+    assert said.out == "" and not target.exists()
+    with pytest.raises(CheckpointError):
+        compact.main([str(source), str(target), "--debug"])
+
+
+def test_compact_already(tmp_path, capsys) -> None:
+    source, target = save_toy(tmp_path / "in.pt"), tmp_path / "out.pt"
+    assert compact.main([str(source), str(target)]) == 0
+    capsys.readouterr()
+    assert compact.main([str(target), str(tmp_path / "again.pt")]) == 2
+    assert f"{target} is compact already (made of {source})" in capsys.readouterr().err
+
+
+def test_options_stand_anywhere_and_output_is_needed(tmp_path, capsys) -> None:
+    a, b = (save_toy(tmp_path / f"{i}.pt", make_layer(seed=i)) for i in range(2))
+    facts = _facts(capsys, a, b, "--average", tmp_path / "out.pt")
+    assert facts["input"] == [str(a), str(b)]
+    assert compact.main([str(a)]) == 2
+    assert "give the name of the output too" in capsys.readouterr().err
+
+
+def test_script_of_a_checkout(tmp_path) -> None:
+    """The wrapper in scripts/, in a process of its own: exit codes and streams."""
+    source, target = save_toy(tmp_path / "in.pt"), tmp_path / "out.pt"
+    command = [sys.executable, str(ROOT / "scripts" / "compact_checkpoint.py"), str(source)]
+    target.touch()
+    done = subprocess.run([*command, str(target)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.splitlines()[-1].endswith(f"{target} exists; use --force to replace it")
+    assert "Traceback" not in done.stderr
