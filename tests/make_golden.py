@@ -20,10 +20,6 @@ import torch
 from fairseq_dpq.cli import compact, export
 
 HERE = Path(__file__).resolve().parent
-import fsq
-
-from fairseq_dpq.cli import compact, export
-
 GOLDEN = HERE / "golden"
 N, DIM, K, D = 64, 8, 6, 4
 PAD = 1
