@@ -131,9 +131,7 @@ def _encode(run: Run, model: Path, pair: tuple[Path, Path], prefix: Path) -> int
     with open(outputs[0], "w", encoding="utf-8", newline="\n") as first, open(
         outputs[1], "w", encoding="utf-8", newline="\n"
     ) as second:
-        for left, right, counts in subwords.encode(
-            model, parallel_chunks(pair, 4000), None, run.workers
-        ):
+        for left, right, counts in subwords.encode(model, parallel_chunks(pair), None, run.workers):
             first.writelines(left)
             second.writelines(right)
             lines += counts["kept"]

@@ -17,7 +17,7 @@ from fairseq_dpq.datasets.download import progress
 from fairseq_dpq.datasets.errors import PrepareError
 from fairseq_dpq.datasets.text import clean, parallel_chunks
 
-_BLOCK = 1 << 21
+_BLOCK = 1 << 19
 _TU = re.compile(rb"<tu[\s>].*?</tu>", re.DOTALL)
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 

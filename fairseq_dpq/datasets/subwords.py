@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Iterator
@@ -16,7 +15,7 @@ import sentencepiece as spm
 
 from fairseq_dpq.datasets.binarize import write_dictionary
 from fairseq_dpq.datasets.errors import PrepareError
-from fairseq_dpq.datasets.text import clean, ordered_map
+from fairseq_dpq.datasets.text import clean, ordered_map, worker_pool
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def train(paths: list[Path], model: Path, size: int, kind: str, coverage: float)
     if size < 16:
         raise PrepareError(f"--vocab-size {size}: must be at least 16")
     # In a process of its own, so that its memory is given back before the next step.
-    with ProcessPoolExecutor(1) as pool:
+    with worker_pool(1) as pool:
         try:
             data = pool.submit(_train, paths, size, kind, coverage).result()
         except (RuntimeError, OSError) as error:

@@ -5,7 +5,9 @@ Nothing here holds more than a few chunks of text in memory.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -15,7 +17,7 @@ from typing import Any, Callable, Iterable, Iterator, TypeVar
 
 from fairseq_dpq.datasets.errors import PrepareError
 
-CHUNK = 20_000  # lines
+CHUNK = 5_000  # lines; a few per worker are in memory, and there may be many workers
 _Item = TypeVar("_Item")
 _Out = TypeVar("_Out")
 
@@ -32,6 +34,37 @@ def clean(line: str) -> str:
     return " ".join(_CONTROL.sub("", line).split())
 
 
+def _start_worker(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
+    # Ctrl-C reaches the whole group: only the parent shall speak of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if initializer is not None:
+        initializer(*initargs)
+
+
+@contextlib.contextmanager
+def worker_pool(
+    workers: int,
+    initializer: Callable[..., None] | None = None,
+    initargs: tuple[Any, ...] = (),
+) -> Iterator[ProcessPoolExecutor]:
+    """Processes that are stopped at once when the parent is interrupted or fails."""
+    pool = ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(initializer, initargs))
+    try:
+        yield pool
+    except BaseException as error:
+        # Without this, leaving the pool would wait for work that nobody wants any more.
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.terminate()
+        if isinstance(error, BrokenProcessPool):
+            raise PrepareError(
+                "a worker process was killed (out of memory?); lower --workers"
+            ) from error
+        raise
+    finally:
+        pool.shutdown(wait=True)
+
+
 def ordered_map(
     function: Callable[[_Item], _Out],
     items: Iterable[_Item],
@@ -45,23 +78,14 @@ def ordered_map(
             initializer(*initargs)
         yield from map(function, items)
         return
-    pool = ProcessPoolExecutor(workers, initializer=initializer, initargs=initargs)
-    waiting: deque[Future[_Out]] = deque()
-    try:
+    with worker_pool(workers, initializer, initargs) as pool:
+        waiting: deque[Future[_Out]] = deque()
         for item in items:
             waiting.append(pool.submit(function, item))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    except BrokenProcessPool as error:
-        raise PrepareError("a worker process was killed (out of memory?); lower --workers") from (
-            error
-        )
-    finally:
-        for future in waiting:
-            future.cancel()
-        pool.shutdown(wait=True)
 
 
 def parallel_chunks(

@@ -203,6 +203,10 @@ def test_blocks_may_be_cut_anywhere(
     chunks = [clean_chunk(task) for task in tsv_tasks(europarl, ("de", "en"))]
     assert sum(chunk.counts["kept"] for chunk in chunks) == 62
     assert sum(chunk.counts["read"] for chunk in chunks) == 68
+    sides = [b"".join(getattr(chunk, side) for chunk in chunks) for side in ("german", "english")]
+    rows = list(zip(*(side.decode().split("\n")[:-1] for side in sides)))
+    special = [('Er sagte "ja', 'He said "yes'), ("Zeile eins", "line one")]
+    assert rows == [*wmt.EUROPARL[:20], *special, *wmt.EUROPARL[20:]]
     tmx = tmp_path / "a.tmx"
     tmx.write_bytes(wmt.UNPACKED["en-de.bicleaner07.tmx"])
     chunks = [clean_chunk(task) for task in tmx_tasks(tmx)]
