@@ -339,7 +339,9 @@ _NOISE: tuple[tuple[str, type, str], ...] = (
     (r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated", FutureWarning, r"(fairseq|torch)"),
     (r"Support for mismatched key_padding_mask and", UserWarning, r"torch\.nn"),
     (r"`torch\.nn\.utils\.weight_norm` is deprecated", FutureWarning, r"torch\.nn"),
-    (r"Using non-full backward hooks on a Module that does not", FutureWarning, r"torch\.nn"),
+    (r"Using non-full backward hooks on a Module that does not", Warning, r"torch\.nn"),
+    # torch < 2: at every start on CPU, whatever the precision.
+    (r"User provided device_type of 'cuda', but CUDA is not available", UserWarning, r"torch\."),
 )
 
 
@@ -362,7 +364,7 @@ def user_dir_again() -> bool:
     """`--user-dir fairseq_dpq` fails where this package was imported before, all versions.
 
     fairseq compares paths letter by letter: `.../fairseq/../fairseq_dpq`, a link or the checkout's
-    own path are `not globally unique` to it, so that a program or command that imports this
+    own path are `not globally unique` to it. Without it a program or command that imports this
     package first could not be given the flag any more.
     """
     from fairseq import utils

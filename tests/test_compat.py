@@ -14,6 +14,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import fairseq
 import fsq
 import numpy as np
 import pytest
@@ -265,7 +266,8 @@ def assert_same_training(work: Path, name: str, updates: int) -> None:
     two = weights(work / name / "checkpoint_last.pt")
     assert one.keys() == two.keys()
     for key in one:
-        assert torch.allclose(one[key], two[key], atol=2e-5), key
+        if not key.endswith("_float_tensor"):  # uninitialised memory in 0.12.2, never read
+            assert torch.allclose(one[key], two[key], atol=2e-5), key
 
 
 # --max-tokens 300: eight batches an epoch, four updates of two workers.
@@ -320,6 +322,8 @@ def test_torchrun_then_resumed_by_hand(work: Path) -> None:
     assert log.stdout.count("training on 2 devices") == 1, "rank 1 must not train on its own"
     assert_same_training(work, "two", 2)
     command = two_workers(work, "two", "--max-update", "4", "--ddp-backend", "pytorch_ddp")
+    if fairseq.__version__ == "0.12.2":  # has parameters that only inference uses
+        command.append("--find-unused-parameters")
     command += ["--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-rank"]
     command += ["RANK", "--distributed-world-size", "2", "--distributed-no-spawn"]
     log = start_both(work, command, [{}, {}])[0]
@@ -346,7 +350,7 @@ def slurm(tmp: Path, tasks: int = 2, rank: int = 0) -> dict[str, str]:
 
 def test_workers_started_by_srun(work: Path) -> None:
     flags = ["--distributed-world-size", "2", "--distributed-port", str(free_port())]
-    command = two_workers(work, "slurm", "--max-update", "2", *flags)
+    command = two_workers(work, "slurm", "--max-update", "2", *LEGACY, *flags)
     start_both(work, command, [slurm(work, rank=r) for r in (0, 1)])
     assert_same_training(work, "slurm", 2)
 
@@ -431,13 +435,15 @@ def test_half_precision_on_cpu(work: Path, stock: dict, patched: None) -> None:
         (["--bf16"], torch.bfloat16),
         (["--memory-efficient-bf16"], torch.bfloat16),
     ):
+        if flags == ["--fp16"] and not torch_at_least(2, 1):
+            continue  # torch had no float16 arithmetic on CPU
         save = work / ("half" + "".join(flags))
         log = fsq.main("train", [*train, *flags, "--save-dir", str(save)])
         losses += fsq.logged(log, r"train \| .* loss")[-1:]
         # fairseq saves in single precision what was trained in half precision.
         for w in weights(save / "checkpoint_last.pt").values():
             assert torch.equal(w, w.to(dtype).to(w.dtype)), flags
-    assert len(losses) == 4 and max(losses) - min(losses) < 0.05, losses
+    assert len(losses) >= 3 and max(losses) - min(losses) < 0.05, losses
     assert "CUDA" in stock["fp16"] or "NVIDIA" in stock["fp16"]
     assert "xla_device" in stock["bf16"]
 
