@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import shutil
+import socket
 import sys
 import time
 import urllib.error
@@ -115,8 +116,7 @@ class Downloader:
                 continue
             self._remember(target, digest)
             return target
-        hint = "try again later to resume, or pass --from DIR with the file in it"
-        raise PrepareError(f"cannot download {remote.name}: {'; '.join(reasons)} ({hint})")
+        raise PrepareError(f"cannot download {remote.name}: {'; '.join(reasons)}")
 
     def _from_address(self, url: str, target: Path, digest: Digest) -> None:
         part = target.with_name(target.name + ".part")
@@ -131,7 +131,8 @@ class Downloader:
                 # Only attempts that brought nothing count: a flaky line may need many resumes.
                 failures = 0 if now > before else failures + 1
                 if failures > self.retries:
-                    raise _GiveUp(f"{error}; {now} bytes kept in {part.name}") from error
+                    kept = f"; {now} bytes kept in {part.name}" if now else ""
+                    raise _GiveUp(f"{error}{kept}") from error
                 time.sleep(min(30.0, self.wait * 2 ** min(failures, 5)))
                 continue
             reason = mismatch(part, digest)
@@ -179,6 +180,8 @@ class Downloader:
         except ValueError as error:
             raise _GiveUp(f"not a usable address: {error}") from error
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(getattr(error, "reason", error), socket.gaierror):
+                raise _GiveUp("host not found") from error  # waiting rarely helps
             raise _TryAgain(f"no connection ({getattr(error, 'reason', error)})") from error
         with response:
             if offset and response.status == 206:

@@ -123,7 +123,8 @@ class Sources:
                 reasons.append(str(error))
                 continue
             return Held(path, route if route.member is not None else None)
-        raise PrepareError("; ".join(reasons))
+        hint = "run again to resume, or pass --from DIR with the files in it"
+        raise PrepareError(f"{'; '.join(reasons)} ({hint})")
 
     def _extract(
         self, archive: Path, held: Mapping[str, Held], wanted: Sequence[Wanted]

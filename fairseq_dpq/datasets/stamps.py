@@ -108,5 +108,7 @@ def work_folder(work: Path) -> Iterator[None]:
         if handle >= 0:
             os.close(handle)
         with contextlib.suppress(OSError):
+            (work / "downloads").rmdir()
+        with contextlib.suppress(OSError):
             for path in missing:
                 path.rmdir()

@@ -108,9 +108,15 @@ def test_every_reason_is_in_the_one_line(server: Server, tmp_path: Path) -> None
     with pytest.raises(PrepareError) as caught:
         downloader(tmp_path).get(Remote("a.bin", (server.url + "/1", server.url + "/2"), GOOD))
     text = str(caught.value)
-    assert "HTTP 403" in text and "HTTP 503" in text and "--from DIR" in text
+    assert "HTTP 403" in text and "HTTP 503" in text
     assert "\n" not in text
     assert [path for path, _ in server.requests] == ["/1", "/2", "/2"]  # only 503 is tried again
+
+
+def test_unknown_host_is_not_waited_for(tmp_path: Path) -> None:
+    remote = Remote("a.bin", ("http://nowhere.invalid/a.bin",), GOOD)
+    with pytest.raises(PrepareError, match="host not found"):
+        Downloader(tmp_path, Checks(), retries=100, wait=30.0).get(remote)
 
 
 def test_changed_file_on_disk_is_fetched_again(server: Server, tmp_path: Path) -> None:

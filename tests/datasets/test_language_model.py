@@ -179,6 +179,9 @@ def test_bad_archives_from_the_network(
         "page": "is not a tar, zip or gzip file",
     }[case]
     assert expected in error and error.count("\n") == 1
+    if case == "checksum":
+        assert "(run again to resume, or pass --from DIR with the files in it)" in error
+        assert not (tmp_path / "w").exists()
     assert not (tmp_path / "bin").exists() and not (tmp_path / "evil.txt").exists()
     left = [name for name in tree(tmp_path) if name != "sums"]
     assert left == [] or left == ["w/downloads/simple-examples.tgz", "w/downloads/verified.json"]
