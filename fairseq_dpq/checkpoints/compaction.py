@@ -133,7 +133,7 @@ def compact_state(
                 sizes=module.sizes,
             )
         )
-    new = replace(record, form="compact", source=source, values_dtype=values_dtype)
+    new = replace(record, form="compact", source=source)
     return inference_state(checkpoint, model, new), done
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from fairseq_dpq.checkpoints.compaction import Compacted
@@ -76,16 +77,19 @@ def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict
 def token_tables(weights: Mapping[str, Tensor]) -> dict[str, list[str]]:
     """Full token tables of a state_dict by path, each with its other names."""
     found: dict[str, list[str]] = {}
-    seen: dict[tuple[int, Any], str] = {}
     for key, tensor in weights.items():
         if tensor.dim() != 2 or not _TOKENS.search(key):
             continue
         path = key[: -len(".weight")]
-        place = (tensor.data_ptr(), tensor.shape)
-        if place in seen:
-            found[seen[place]].append(path)
+        for other, names in found.items():
+            twin = weights[f"{other}.weight"]
+            # Tools that copy checkpoints may have torn shared memory apart: numbers tell, too.
+            if twin.shape == tensor.shape and (
+                twin.data_ptr() == tensor.data_ptr() or torch.equal(twin, tensor)
+            ):
+                names.append(path)
+                break
         else:
-            seen[place] = path
             found[path] = []
     return found
 

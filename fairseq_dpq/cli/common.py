@@ -59,15 +59,16 @@ def run(
 class Bars:
     """Progress bars on a terminal, one after the other, for work on large tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = _LARGE) -> None:
         self._bar: Any = None
+        self._least = least
 
     def __call__(self, what: str, total: int) -> Callable[[int], None]:
         self.close()
-        if total < _LARGE:
+        if total < self._least:
             return lambda done: None
         # disable=None: none where stderr is not a terminal
-        self._bar = tqdm(total=total, desc=what, unit="row", unit_scale=True, disable=None)
+        self._bar = tqdm(total=total, desc=what, unit_scale=True, disable=None)
         return self._bar.update
 
     def close(self) -> None:

@@ -1,0 +1,150 @@
+"""fairseq-dpq-quantize: k-means of full tables, then fairseq's own commands on the result."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+import torch
+from toy_checkpoints import PATH, load, make_layer, make_state
+
+from cli.test_end_to_end import TF, _score, _train
+from fairseq_dpq.checkpoints.contents import Checkpoint, compact_module, training_layer
+from fairseq_dpq.cli import compact, quantize
+from fairseq_dpq.tables import RECORD_KEY, read_record
+
+
+def _full(path, table: torch.Tensor, **more: torch.Tensor):
+    state = make_state(make_layer())
+    delattr(state["cfg"]["model"], RECORD_KEY)
+    state["model"] = {f"{PATH}.weight": table, **more}
+    torch.save(state, path)
+    return path
+
+
+def _facts(capsys, *argv) -> dict:
+    capsys.readouterr()
+    assert quantize.main([*map(str, argv), "--json", "--debug"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_table_of_few_parts_is_kept_exactly(tmp_path, capsys, shared) -> None:
+    """Rows made of 4 parts for each of 3 groups: k-means with K = 4 (or 12, shared) finds them."""
+    torch.manual_seed(0)
+    parts = torch.randn(3, 4, 2)
+    rows = parts[torch.arange(3).expand(200, 3), torch.randint(4, (200, 3))].reshape(200, 6)
+    source, target = _full(tmp_path / "full.pt", rows), tmp_path / "out.pt"
+    flags = ["--dpq-K", 12, "--dpq-share-subspaces"] if shared else ["--dpq-K", 4]
+    facts = _facts(capsys, source, target, *flags, "--dpq-D", 3)
+    (table,) = facts["embeddings"]
+    assert table["relative_error"] < 1e-12
+    assert table["bits_per_symbol"] == (12 if shared else 6)
+    checkpoint = Checkpoint.load(target)
+    module = compact_module(checkpoint, PATH, checkpoint.dpq_record().tables[PATH])
+    assert torch.allclose(module.dense(), rows, atol=1e-6)
+    assert checkpoint.dpq_record().form == "compact" and checkpoint.dpq_record().source == str(
+        source
+    )
+
+
+def test_error_falls_with_K_and_seeds_repeat(tmp_path, capsys) -> None:
+    torch.manual_seed(1)
+    table = torch.randn(500, 8)
+    table[1] = 0
+    source = _full(tmp_path / "full.pt", table)
+    errors = []
+    for K in (2, 8, 32):
+        target = tmp_path / f"{K}.pt"
+        facts = _facts(capsys, source, target, "--dpq-K", K, "--dpq-D", 4)
+        errors.append(facts["embeddings"][0]["relative_error"])
+        checkpoint = Checkpoint.load(target)
+        module = compact_module(checkpoint, PATH, checkpoint.dpq_record().tables[PATH])
+        assert module.padding_idx == 1
+        difference = (module.dense() - table).pow(2).sum() / table.pow(2).sum()
+        assert errors[-1] == pytest.approx(float(difference), rel=1e-4)
+    # 2 dimensions of a normal distribution: about 0.68, 0.2 and 0.05 of the variance are left
+    assert errors[0] < 0.75 and errors[1] < 0.3 and errors[2] < 0.08
+    again = _facts(capsys, source, tmp_path / "again.pt", "--dpq-K", 32, "--dpq-D", 4)
+    assert again["embeddings"][0]["relative_error"] == errors[-1]
+    a, b = load(tmp_path / "32.pt")["model"], load(tmp_path / "again.pt")["model"]
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    other = _facts(capsys, source, tmp_path / "other.pt", "--dpq-K", 32, "--dpq-D", 4, "--seed", 1)
+    assert other["embeddings"][0]["relative_error"] != errors[-1]
+
+
+def test_which_tables(tmp_path, capsys) -> None:
+    torch.manual_seed(2)
+    enc, dec = torch.randn(40, 8), torch.randn(50, 8)
+    more = {
+        "decoder.embed_tokens.weight": dec,
+        "decoder.output_projection.weight": dec.clone(),  # tied, but torn apart by some tool
+        "encoder.embed_positions.weight": torch.randn(40, 8),
+        "decoder.fc.weight": torch.randn(50, 8),
+    }
+    source = _full(tmp_path / "full.pt", enc, **more)
+
+    def paths(*flags) -> dict[str, list[str]]:
+        facts = _facts(
+            capsys, source, tmp_path / "o.pt", "--dpq-K", 4, "--dpq-D", 2, "--force", *flags
+        )
+        return {table["path"]: table["tied_outputs"] for table in facts["embeddings"]}
+
+    assert paths() == {PATH: []}
+    left = load(tmp_path / "o.pt")["model"]
+    assert torch.equal(left["decoder.embed_tokens.weight"], dec)
+    tied = {"decoder.embed_tokens": ["decoder.output_projection"]}
+    assert paths("--embeddings", "decoder") == tied
+    assert paths("--dpq-embeddings", "all", "--dpq-decoder-K", 8) == {PATH: [], **tied}
+    model = load(tmp_path / "o.pt")["model"]
+    assert {"encoder.embed_positions.weight", "decoder.fc.weight"} < set(model)
+    assert not {f"{PATH}.weight", "decoder.output_projection.weight"} & set(model)
+    assert model["decoder.embed_tokens.values"].shape[0] == 16
+    argv = [str(source), str(tmp_path / "x.pt"), "--dpq-K", "4", "--dpq-D"]
+    for flags, text in {
+        "2 --embeddings a.b": "no token table at 'a.b'; choose input, decoder, all, or of enc",
+        "3": "--dpq-D 3 does not divide encoder.embed_tokens.embedding_dim=8; try 2 or 4",
+        "2 --dpq-method vq": "--dpq-method is for training: it needs --trainable",
+    }.items():
+        assert quantize.main([*argv, *flags.split()]) == 2
+        assert text in capsys.readouterr().err
+    argv[0] = str(tmp_path / "o.pt")
+    assert quantize.main([*argv, "2"]) == 2
+    assert "has DPQ tables already" in capsys.readouterr().err
+
+
+def test_fairseq_generates_and_fine_tunes(joined, tmp_path, capsys) -> None:
+    """With a code for every symbol nothing is lost: the same hypotheses as the full model."""
+    full = _train(joined, tmp_path / "full", TF + " --share-all-embeddings")
+    n = load(full)["model"]["encoder.embed_tokens.weight"].shape[0]
+    exact = tmp_path / "exact.pt"
+    facts = _facts(capsys, full, exact, "--embeddings", "all", "--dpq-K", n, "--dpq-D", 1)
+    (table,) = facts["embeddings"]
+    assert table["aliases"] == ["decoder.embed_tokens"]
+    assert table["tied_outputs"] == ["decoder.output_projection"]
+    assert table["relative_error"] == 0
+    ours, theirs = (_score("generate", joined, path, 5) for path in (exact, full))
+    for a, b in zip(ours, theirs):
+        # torch multiplies by a tied Parameter in another order than by a table: the last digit
+        if a.startswith("H-"):
+            (name, score, text), (name_b, score_b, text_b) = a.split("\t"), b.split("\t")
+            assert (name, text) == (name_b, text_b)
+            assert float(score) == pytest.approx(float(score_b), abs=1e-5)
+
+    start = tmp_path / "start.pt"
+    dpq = "--dpq-K 8 --dpq-D 16 --dpq-embeddings all"
+    _facts(capsys, full, start, *shlex.split(dpq), "--trainable")
+    record = read_record(load(start)["cfg"]["model"])
+    checkpoint = Checkpoint.load(start)
+    layer = training_layer(checkpoint, "encoder.embed_tokens", next(iter(record.tables.values())))
+    with torch.no_grad():
+        rows = layer(torch.arange(n))
+    table = load(full)["model"]["encoder.embed_tokens.weight"]
+    assert float((rows - table)[2:].pow(2).sum() / table[2:].pow(2).sum()) < 0.25
+    flags = f"{TF} --share-all-embeddings {dpq} --finetune-from-model {start} --lr 1e-9"
+    tuned = _train(joined, tmp_path / "tuned", flags)
+    for name in ("query", "values", "keys"):
+        key = f"encoder.embed_tokens.{name}"
+        assert torch.allclose(load(tuned)["model"][key], load(start)["model"][key], atol=1e-5)
+    assert compact.main([str(tuned), str(tmp_path / "tuned.pt")]) == 0
