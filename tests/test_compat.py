@@ -265,9 +265,12 @@ def assert_same_training(work: Path, name: str, updates: int) -> None:
     one = weights(reference / "checkpoint_last.pt")
     two = weights(work / name / "checkpoint_last.pt")
     assert one.keys() == two.keys()
-    for key in one:
-        if not key.endswith("_float_tensor"):  # uninitialised memory in 0.12.2, never read
-            assert torch.allclose(one[key], two[key], atol=2e-5), key
+    # 0.12.2 also saves uninitialised memory, and parameters of an inference path that stay zero
+    # until a checkpoint is loaded.
+    trained = [key for key in one if not key.endswith("_float_tensor") and one[key].any()]
+    assert len(trained) > 40
+    for key in trained:
+        assert torch.allclose(one[key], two[key], atol=2e-5), key
 
 
 # --max-tokens 300: eight batches an epoch, four updates of two workers.
