@@ -29,6 +29,7 @@ from typing import Callable, Protocol
 
 import torch
 import torch.nn.functional as F
+from fairseq_loop import FairseqRun
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,77 +105,14 @@ class PlainRun:
         return target.numel()
 
 
-class FairseqRun:
-    """The body of fairseq-train's loop over updates, one update at a time."""
-
-    def __init__(self, data: Path, size: str, flags: list[str]) -> None:
-        from fairseq import options, tasks
-        from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-        from fairseq.trainer import Trainer
-
-        _, steps, _, _, clip = SIZES[size]
-        argv = [
-            str(data), "--user-dir", user_dir(), "--task", "stateful_lm",
-            "--arch", f"zaremba_lstm_lm_{size}", "--tokens-per-sample", str(steps),
-            "--batch-size", str(LANES), "--optimizer", "sgd", "--lr", "1.0", "--clip-norm",
-            str(clip), "--cpu", "--no-save", "--disable-validation", "--log-format", "simple",
-            "--log-interval", "100", *flags,
-        ]  # fmt: skip
-        with patched_argv(["fairseq-train", *argv]):
-            parser = options.get_training_parser()
-            self.cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
-        torch.manual_seed(1)
-        self.task = tasks.setup_task(self.cfg.task)
-        model = self.task.build_model(self.cfg.model)
-        criterion = self.task.build_criterion(self.cfg.criterion)
-        self.trainer = Trainer(self.cfg, self.task, model, criterion)
-        self.epoch_itr = self.trainer.get_train_iterator(epoch=1)
-        self._begin()
-
-    def _begin(self) -> None:
-        from fairseq.data import iterators
-        from fairseq.logging import progress_bar
-
-        itr = iterators.GroupedIterator(self.epoch_itr.next_epoch_itr(), 1)
-        self.progress = iter(
-            progress_bar.progress_bar(
-                itr, log_format="simple", log_interval=100, epoch=self.epoch_itr.epoch
-            )
-        )
-        self.trainer.begin_epoch(self.epoch_itr.epoch)
-
-    def step(self) -> int:
-        from fairseq.logging import metrics
-        from fairseq_cli.train import validate_and_save
-
-        try:
-            samples = next(self.progress)
-        except StopIteration:
-            self._begin()
-            samples = next(self.progress)
-        with metrics.aggregate("train"), metrics.aggregate("train_inner"):
-            self.trainer.train_step(samples)
-        if self.trainer.get_num_updates() % 100 == 0:
-            metrics.get_smoothed_values("train_inner")
-            metrics.reset_meters("train_inner")
-        validate_and_save(self.cfg, self.trainer, self.task, self.epoch_itr, ["valid"], False)
-        return int(samples[0]["ntokens"])
-
-
-@contextlib.contextmanager
-def patched_argv(argv: list[str]):  # type: ignore[no-untyped-def]
-    old, sys.argv = sys.argv, argv
-    try:
-        yield
-    finally:
-        sys.argv = old
-
-
-def user_dir() -> str:
-    """The directory of the package that is imported: fairseq refuses a second one."""
-    import fairseq_dpq
-
-    return str(Path(fairseq_dpq.__file__).parent)
+def recipe(data: Path, size: str, flags: list[str]) -> list[str]:
+    """The recipe's arguments of fairseq-train."""
+    _, steps, _, _, clip = SIZES[size]
+    return [
+        str(data), "--task", "stateful_lm", "--arch", f"zaremba_lstm_lm_{size}",
+        "--tokens-per-sample", str(steps), "--batch-size", str(LANES), "--optimizer", "sgd",
+        "--lr", "1.0", "--clip-norm", str(clip), *flags,
+    ]  # fmt: skip
 
 
 def make_corpus(folder: Path, types: int, tokens: int) -> None:
@@ -209,7 +147,7 @@ def build(name: str, data: Path, size: str) -> Run:
         K, D = DPQ[size][name]
         flags = ["--dpq-K", str(K), "--dpq-D", str(D), "--dpq-share-subspaces"]
         flags += ["--dpq-method", name]
-    return FairseqRun(data, size, flags)
+    return FairseqRun(recipe(data, size, flags))
 
 
 def measure(
