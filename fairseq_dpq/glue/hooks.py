@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
+from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.glue import options, replace, resume, training
 from fairseq_dpq.tables import (
     RECORD_KEY,
@@ -40,12 +41,25 @@ def build_model(old: Callable) -> Callable:
             return model
         chosen = options.read_options(cfg if options.has_options(cfg) else _task_options(task))
         if chosen.enabled:
+            _refuse_sharding(cfg)
             record = replace.replace_tables(model, cfg, chosen)
             set_options(cfg, options.to_keys(chosen))
             write_record(cfg, record)
         return model
 
     return build
+
+
+def _refuse_sharding(cfg: Any) -> None:
+    parent = cfg._get_parent() if hasattr(cfg, "_get_parent") else None
+    backend = get_option(cfg, "ddp_backend") or get_option(
+        get_option(parent, "distributed_training"), "ddp_backend"
+    )
+    if backend == "fully_sharded":
+        raise DPQConfigError(
+            "--ddp-backend fully_sharded: it keeps only a part of each DPQ table on a worker, and "
+            "statistics need the whole; use pytorch_ddp or legacy_ddp"
+        )
 
 
 def _task_options(task: Any) -> Any:

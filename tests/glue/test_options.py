@@ -97,6 +97,21 @@ def test_decoder_has_its_own_K_and_D(corpus, tmp_path) -> None:
     assert "encoder.embed_tokens: 64 x 32 -> DPQ sx K=8 D=4; compression ratio" in log
 
 
+@pytest.mark.parametrize("data", ["corpus", "lm"])
+def test_fully_sharded_is_refused(request, tmp_path, data) -> None:
+    from fairseq import models, tasks
+    from fairseq import options as fairseq_options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    flags = TRANSFORMER if data == "corpus" else LM
+    argv = [str(request.getfixturevalue(data)), *flags, "--ddp-backend", "fully_sharded"]
+    argv += ["--dpq-K", "8", "--dpq-D", "4"]
+    parser = fairseq_options.get_training_parser()
+    cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, argv))
+    with pytest.raises(DPQConfigError, match="fully_sharded.*pytorch_ddp or legacy_ddp"):
+        models.build_model(cfg.model, tasks.setup_task(cfg.task))
+
+
 @pytest.mark.parametrize(
     ("flags", "dpq", "message"),
     [
