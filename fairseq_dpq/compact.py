@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from fairseq_dpq.config import code_bits
 from fairseq_dpq.packing import (
     code_dtype,
+    even_width,
     is_wide,
     pack_codes,
     row_bytes,
     unpack_codes,
+    unpack_even,
     unpack_plan,
     unpack_rows,
 )
@@ -82,6 +84,7 @@ class CompactEmbedding(nn.Module):
         self.sizes = sizes
         self.bits = [code_bits(size) for size in sizes]
         self.wide = is_wide(self.bits)
+        self.even = even_width(self.bits)
         self.value_rows = sizes[0] if self.share_subspaces else sum(sizes)
         width = row_bytes(self.bits) if self.packed else self.D
         kind = torch.uint8 if self.packed else code_dtype(max(sizes))
@@ -148,8 +151,8 @@ class CompactEmbedding(nn.Module):
         flat = indices.reshape(-1)
         rows = self.codes.index_select(0, flat)
         if self.packed:
-            rows = unpack_rows(rows, self.plan, self.wide)
-        rows = rows + self.offsets  # (tokens, D) int32: rows of the value matrix
+            rows = _unpack(rows, self.plan, self.wide, self.even, self.D)
+        rows = rows + self.offsets  # (tokens, D): rows of the value matrix
         if self.padding_idx is not None:
             pad = (flat == self.padding_idx).unsqueeze(-1)
             rows = rows.masked_fill(pad, self.value_rows)
@@ -273,6 +276,13 @@ def codes_crc32(packed: Tensor) -> Tensor:
     for start in range(0, flat.numel(), 1 << 26):
         crc = zlib.crc32(flat[start : start + (1 << 26)].numpy().data, crc)
     return torch.tensor([crc >> bit & 1 for bit in range(_CRC_BITS)], dtype=torch.bool)
+
+
+def _unpack(rows: Tensor, plan: Tensor, wide: bool, even: int, D: int) -> Tensor:
+    if torch.jit.is_scripting():
+        return unpack_rows(rows, plan, wide)
+    else:  # a saved TorchScript program takes the dtype of a view for its shape
+        return unpack_even(rows, even, D) if even else unpack_rows(rows, plan, wide)
 
 
 def _take_rows(values: Tensor, rows: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ to whole bytes, at least one. Group j takes bits[j] bits, 0 for a group with a s
 
 from __future__ import annotations
 
+import sys
 from typing import Sequence
 
 import torch
@@ -71,6 +72,23 @@ def unpack_rows(packed: Tensor, plan: Tensor, wide: bool) -> Tensor:
     return (word >> plan[3]) & plan[4]
 
 
+def even_width(bits: Sequence[int]) -> int:
+    """The width that all groups have, where `unpack_even` can take it (1 to 8 bits), else 0."""
+    same = len(set(bits)) == 1 and 1 <= bits[0] <= 8
+    return bits[0] if same and sys.byteorder == "little" else 0
+
+
+def unpack_even(packed: Tensor, width: int, D: int) -> Tensor:
+    """Unpack rows whose codes all have `width` bits into int64 codes (rows, D), several times
+    faster than `unpack_rows`: eight codes take `width` bytes, which are read as one number."""
+    words = (D + 7) // 8
+    rows = torch.nn.functional.pad(packed, [0, words * width - packed.shape[1]])
+    rows = torch.nn.functional.pad(rows.view(-1, words, width), [0, 8 - width])
+    shift = torch.arange(0, 8 * width, width, device=packed.device)
+    codes = (rows.contiguous().view(torch.int64) >> shift) & ((1 << width) - 1)
+    return codes.view(-1, words * 8)[:, :D]
+
+
 def is_wide(bits: Sequence[int]) -> bool:
     """Whether some code of a packed row may touch three bytes."""
     return max(bits, default=0) > 9
@@ -81,10 +99,10 @@ def unpack_codes(packed: Tensor, bits: Sequence[int], dtype: torch.dtype) -> Ten
     n, D = packed.shape[0], len(bits)
     codes = torch.empty(n, D, dtype=dtype, device=packed.device)
     plan = unpack_plan(bits).to(packed.device)
-    wide = is_wide(bits)
+    wide, even = is_wide(bits), even_width(bits)
     step = max(1, _CHUNK_BITS // (8 * D))
     for start in range(0, n, step):
-        codes[start : start + step] = unpack_rows(packed[start : start + step], plan, wide).to(
-            dtype
-        )
+        rows = packed[start : start + step]
+        part = unpack_even(rows, even, D) if even else unpack_rows(rows, plan, wide)
+        codes[start : start + step] = part.to(dtype)
     return codes

@@ -11,10 +11,12 @@ from fairseq_dpq import packing
 from fairseq_dpq.config import code_bits
 from fairseq_dpq.packing import (
     code_dtype,
+    even_width,
     is_wide,
     pack_codes,
     row_bytes,
     unpack_codes,
+    unpack_even,
     unpack_plan,
     unpack_rows,
 )
@@ -51,7 +53,7 @@ def test_random_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
     for trial in range(150):
         D, n = rng.randint(1, 40), rng.randint(1, 60)
-        widest = rng.choice([1, 3, 8, 9, 10, 15])
+        widest = rng.choice([1, 2, 3, 5, 7, 8, 9, 10, 15])
         narrowest = 0 if trial % 2 else widest  # groups of their own widths, some of no bits
         bits = [rng.randint(narrowest, widest) for _ in range(D)]
         codes = [[rng.randrange(1 << b) for b in bits] for _ in range(n)]
@@ -66,6 +68,9 @@ def test_random_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
         found = unpack_rows(packed[rows], unpack_plan(bits), is_wide(bits))
         assert found.dtype == torch.int32
         assert found.tolist() == [codes[i] for i in rows.tolist()], bits
+        assert even_width(bits) == (bits[0] if len(set(bits)) == 1 and 1 <= bits[0] <= 8 else 0)
+        if even_width(bits):
+            assert torch.equal(unpack_even(packed[rows], even_width(bits), D), found.long()), bits
 
 
 def test_groups_of_one_code_take_no_bits_but_a_row_takes_a_byte() -> None:
