@@ -108,7 +108,7 @@ def test_fully_sharded_is_refused(request, tmp_path, data) -> None:
     argv += ["--dpq-K", "8", "--dpq-D", "4"]
     parser = fairseq_options.get_training_parser()
     cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, argv))
-    with pytest.raises(DPQConfigError, match="fully_sharded.*pytorch_ddp or legacy_ddp"):
+    with pytest.raises(DPQConfigError, match=r"fully_sharded.*pytorch_ddp or legacy_ddp"):
         models.build_model(cfg.model, tasks.setup_task(cfg.task))
 
 
