@@ -143,6 +143,8 @@ def _ema_checkpoint(path: Path) -> Path:
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_compact_scores_like_its_training_checkpoint(name, request, tmp_path, capsys) -> None:
+    if name == "fp16" and torch.__version__.startswith("1."):
+        pytest.skip("torch 1 has no half precision on the CPU")
     data_name, kind, model, dpq, tool = MATRIX[name]
     data = request.getfixturevalue(data_name)
     trained = _train(data, tmp_path, f"{model} {dpq}")
