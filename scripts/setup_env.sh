@@ -194,8 +194,10 @@ export MAX_JOBS
 # shellcheck disable=SC2086
 step torch "$TORCH and the build tools" "$TORCH $(cat requirements/torch.txt requirements/build.txt)" \
   pip_install $TORCH -r requirements/build.txt ${torch_pins[@]+"${torch_pins[@]}"}
+torch_chain="$chain"
 step run "run-time requirements" "$(cat requirements/run.txt)" \
   pip_install -r requirements/run.txt -c requirements/build.txt
+chain="$torch_chain" # other run-time requirements are no reason to compile fairseq again
 step fairseq "fairseq: compiling its C++ parts, 3 to 4 minutes, once" "$(cat requirements/fairseq.txt)" \
   install_fairseq
 step dev "test and lint tools" "$(cat requirements/dev.txt)" \
