@@ -1,0 +1,89 @@
+#!/bin/sh
+# Translate a test set with a checkpoint and score it: prints the fairseq command, then runs it.
+set -eu
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/score_nmt.sh DATASET CHECKPOINT [fairseq-generate flags...]
+  DATASET     iwslt15-en-vi | iwslt15-vi-en | wmt19 | multi30k
+  CHECKPOINT  of scripts/train_nmt.sh, fairseq-dpq-compact or fairseq-dpq-quantize
+Flags after CHECKPOINT come last and win, e.g. --gen-subset valid or --beam 1.
+Environment:
+  DATA     binarised data          (default: data-bin/iwslt15, wmt19 or multi30k)
+  OUT      folder of the output    (default: CHECKPOINT without .pt)
+  DRY_RUN  1: print the command, do not run it
+  PYTHON   the interpreter         (default: the checkout's .venv, else python3)
+TEXT
+}
+
+fail() {
+    echo "score_nmt.sh: $*" >&2
+    exit 2
+}
+
+case "${1:-}" in -h | --help) usage; exit 0 ;; esac
+[ $# -ge 2 ] || { usage >&2; exit 2; }
+dataset=$1 checkpoint=$2
+shift 2
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-}
+if [ -z "$python" ]; then
+    python=python3
+    [ -x "$root/.venv/bin/python" ] && python=$root/.venv/bin/python
+fi
+user_dir=$root/fairseq_dpq
+[ "$PWD" = "$root" ] && user_dir=fairseq_dpq
+
+case $dataset in
+iwslt15-en-vi) folder=iwslt15 source=en target=vi ;;
+iwslt15-vi-en) folder=iwslt15 source=vi target=en ;;
+wmt19 | multi30k) folder=$dataset source=en target=de ;;
+*) fail "DATASET '$dataset' is unknown; choose iwslt15-en-vi, iwslt15-vi-en, wmt19 or multi30k" ;;
+esac
+
+subset=test previous=''
+for word in "$@"; do
+    case $word in --gen-subset=*) subset=${word#*=} ;; esac
+    if [ "$previous" = --gen-subset ]; then subset=$word; fi
+    previous=$word
+done
+data=${DATA:-data-bin/$folder}
+out=${OUT:-${checkpoint%.pt}}
+case $dataset in
+iwslt15-*)
+    set -- --beam 10 --batch-size 32 "$@"
+    reference=$data/raw/$subset.detok.$target tokenized=$data/raw/$subset.$target
+    ;;
+wmt19)
+    set -- --beam 4 --lenpen 0.6 --max-tokens 4096 --post-process sentencepiece "$@"
+    reference=$data/raw/$subset.$target tokenized=''
+    ;;
+multi30k)
+    set -- --beam 5 --max-len-a 1.5 --max-len-b 20 --max-tokens 4096 \
+        --post-process sentencepiece "$@"
+    reference=$data/raw/$subset.$target tokenized=''
+    ;;
+esac
+set -- "$data" --user-dir "$user_dir" --path "$checkpoint" --results-path "$out" \
+    --required-batch-size-multiple 1 \
+    --task translation --source-lang $source --target-lang $target --gen-subset $subset "$@"
+
+if [ "${DRY_RUN:-0}" = 0 ]; then
+    [ -f "$checkpoint" ] || fail "no file CHECKPOINT '$checkpoint'; run: scripts/train_nmt.sh $dataset METHOD"
+    [ -f "$reference" ] || fail "no $reference; run: scripts/prepare_$folder.sh, or set DATA"
+fi
+printf 'fairseq-generate'
+for word in "$@"; do
+    case $word in *[!A-Za-z0-9_./:=,+-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+done
+echo
+[ "${DRY_RUN:-0}" = 0 ] || exit 0
+"$python" -m fairseq_cli.generate "$@"
+if ! "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("fairseq_dpq") is None)'; then
+    PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+    export PYTHONPATH
+fi
+set -- "$out/generate-$subset.txt" --reference "$reference"
+[ -z "$tokenized" ] || set -- "$@" --tokenized-reference "$tokenized"
+exec "$python" -m fairseq_dpq.cli.score "$@"

@@ -1,0 +1,179 @@
+#!/bin/sh
+# Train a translation model of the paper: prints the fairseq command, then runs it.
+set -eu
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/train_nmt.sh DATASET METHOD [fairseq-train flags...]
+  DATASET  iwslt15-en-vi | iwslt15-vi-en  (scripts/prepare_iwslt15.sh makes data-bin/iwslt15)
+           wmt19                          (scripts/prepare_wmt19.sh makes data-bin/wmt19)
+           multi30k                       (scripts/prepare_multi30k.sh makes data-bin/multi30k)
+  METHOD   full | sx | vq                 (plain table, DPQ-SX, DPQ-VQ)
+Flags after METHOD come last and win, e.g. --max-update 100 or --dpq-K 16.
+Environment:
+  DATA      binarised data               (default: data-bin/iwslt15, wmt19 or multi30k)
+  SAVE_DIR  checkpoints                  (default: checkpoints/DATASET_METHOD)
+  WORKERS   how many processes train     (default: WORLD_SIZE as torchrun sets it, else
+                                          --distributed-world-size, else all GPUs)
+  BATCH     what an update sees: sentences, for multi30k tokens    (default: the recipe's)
+  MICRO     what a worker takes at once at most, in the same unit  (default: the recipe's);
+            --update-freq makes up the rest
+  DRY_RUN   1: print the command, do not run it
+  PYTHON    the interpreter              (default: the checkout's .venv, else python3)
+TEXT
+}
+
+fail() {
+    echo "train_nmt.sh: $*" >&2
+    exit 2
+}
+
+number() { # NAME VALUE
+    case $2 in
+    '' | *[!0-9]* | 0*) fail "$1 '$2' is not a positive number" ;;
+    esac
+}
+
+case "${1:-}" in -h | --help) usage; exit 0 ;; esac
+[ $# -ge 2 ] || { usage >&2; exit 2; }
+dataset=$1 method=$2
+shift 2
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-}
+if [ -z "$python" ]; then
+    python=python3
+    [ -x "$root/.venv/bin/python" ] && python=$root/.venv/bin/python
+fi
+user_dir=$root/fairseq_dpq
+[ "$PWD" = "$root" ] && user_dir=fairseq_dpq
+
+case $dataset in
+iwslt15-en-vi) folder=iwslt15 source=en target=vi ;;
+iwslt15-vi-en) folder=iwslt15 source=vi target=en ;;
+wmt19 | multi30k) folder=$dataset source=en target=de ;;
+*) fail "DATASET '$dataset' is unknown; choose iwslt15-en-vi, iwslt15-vi-en, wmt19 or multi30k" ;;
+esac
+case $method in
+full | sx | vq) ;;
+*) fail "METHOD '$method' is unknown; choose full, sx or vq" ;;
+esac
+
+data=${DATA:-data-bin/$folder}
+if [ "${DRY_RUN:-0}" = 0 ] && [ ! -f "$data/dict.$source.txt" ]; then
+    fail "no dict.$source.txt in DATA '$data'; run: scripts/prepare_$folder.sh"
+fi
+
+world='' own_batch='' previous=''
+for word in "$@"; do
+    case $word in
+    --distributed-world-size=*) world=${word#*=} ;;
+    --batch-size* | --max-sentences* | --max-tokens* | --update-freq*) own_batch=1 ;;
+    esac
+    if [ "$previous" = --distributed-world-size ]; then world=$word; fi
+    previous=$word
+done
+
+# A launcher that starts other numbers than the batch was worked out for would change the training.
+launched=${WORLD_SIZE:-$world}
+workers=${WORKERS:-$launched}
+if [ -n "${WORKERS:-}" ] && [ -n "$launched" ] && [ "$WORKERS" != "$launched" ]; then
+    fail "WORKERS $WORKERS, but $launched are started (WORLD_SIZE or --distributed-world-size);" \
+        "leave WORKERS out"
+fi
+if [ -z "$workers" ] && [ "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 ]; then
+    fail "srun started $SLURM_STEP_NUM_TASKS tasks; add for one worker per task:" \
+        "--distributed-world-size $SLURM_STEP_NUM_TASKS --distributed-port 29500"
+fi
+[ -n "$workers" ] ||
+    workers=$("$python" -c 'import torch; print(torch.cuda.device_count() or 1)') ||
+    fail "$python cannot import torch; set PYTHON, or run: make setup"
+number WORKERS "$workers"
+# fairseq would start as many as there are GPUs.
+if [ -n "${WORKERS:-}" ] && [ -z "$launched" ]; then
+    set -- --distributed-world-size "$workers" "$@"
+fi
+
+# What an update sees, what a worker takes at once, K and D. floor: a batch holds the longest pair.
+unit=sentences K='' D=''
+case $dataset-$method in
+iwslt15-*-sx) K=32 D=32 ;;
+iwslt15-*-vq) K=128 D=128 ;;
+wmt19-sx | wmt19-vq) K=32 D=128 ;;
+multi30k-sx | multi30k-vq) K=32 D=64 ;;
+esac
+case $dataset in
+iwslt15-*) batch=128 micro=128 length=100 floor=2048 ;;
+wmt19) batch=2048 micro=128 length=64 floor=1024 ;;
+multi30k) batch=4096 micro=2048 unit=tokens ;;
+esac
+batch=${BATCH:-$batch} micro=${MICRO:-$micro}
+number BATCH "$batch"
+number MICRO "$micro"
+[ $((batch % workers)) -eq 0 ] ||
+    fail "WORKERS $workers does not divide BATCH $batch ($unit); take another number of workers," \
+        "or set BATCH to a multiple of $workers"
+share=$((batch / workers))
+freq=$(((share + micro - 1) / micro))
+while [ $((share % freq)) -ne 0 ]; do freq=$((freq + 1)); done
+micro=$((share / freq))
+
+if [ $unit = tokens ]; then
+    set -- --max-tokens $micro --update-freq $freq "$@"
+else
+    # Long sentences come in smaller batches, so that memory has a bound.
+    tokens=$((length * micro))
+    [ $tokens -ge $floor ] || tokens=$floor
+    set -- --batch-size $micro --max-tokens $tokens --update-freq $freq "$@"
+fi
+
+case $dataset in
+iwslt15-*)
+    # Loss per sentence, as in the paper's code: lr 1.0 and clip 5 belong to it. From 8,000 updates
+    # on the rate is halved every 1,000.
+    set -- --arch lstm --encoder-bidirectional --encoder-layers 2 --decoder-layers 2 \
+        --encoder-embed-dim 512 --encoder-hidden-size 512 \
+        --decoder-embed-dim 512 --decoder-hidden-size 512 --decoder-out-embed-dim 512 \
+        --dropout 0.2 --criterion cross_entropy --sentence-avg \
+        --optimizer sgd --lr 1.0 --clip-norm 5 --lr-scheduler manual --epoch2lr '{"1":1.0}' \
+        --update2lr '{"0":1.0,"9000":0.5,"10000":0.25,"11000":0.125}' \
+        --max-update 12000 "$@"
+    ;;
+wmt19)
+    set -- --arch transformer_wmt_en_de --share-decoder-input-output-embed \
+        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
+        --optimizer sm3 --momentum 0.9 --lr 0.1 \
+        --lr-scheduler quadratic_warmup --warmup-updates 10000 \
+        --max-update 250000 --save-interval-updates 5000 --keep-interval-updates 1 "$@"
+    ;;
+multi30k)
+    set -- --arch transformer --share-decoder-input-output-embed \
+        --encoder-layers 3 --encoder-embed-dim 256 --encoder-ffn-embed-dim 512 \
+        --encoder-attention-heads 4 \
+        --decoder-layers 3 --decoder-embed-dim 256 --decoder-ffn-embed-dim 512 \
+        --decoder-attention-heads 4 --dropout 0.3 \
+        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
+        --optimizer adam --adam-betas '(0.9, 0.98)' --lr 0.002 \
+        --lr-scheduler inverse_sqrt --warmup-updates 1000 --warmup-init-lr 1e-07 \
+        --max-epoch 20 "$@"
+    ;;
+esac
+if [ $method != full ]; then
+    set -- --dpq-K $K --dpq-D $D --dpq-method "$method" "$@"
+fi
+set -- "$data" --user-dir "$user_dir" --save-dir \
+    "${SAVE_DIR:-checkpoints/${dataset}_$method}" --no-epoch-checkpoints \
+    --log-format simple --log-interval 100 --required-batch-size-multiple 1 \
+    --task translation --source-lang $source --target-lang $target "$@"
+
+if [ "${RANK:-${SLURM_PROCID:-0}}" = 0 ]; then
+    printf 'fairseq-train'
+    for word in "$@"; do
+        case $word in *[!A-Za-z0-9_./:=,+-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+    done
+    echo
+    [ -n "$own_batch" ] ||
+        echo "train_nmt.sh: $batch $unit an update = $workers worker(s) x $micro x $freq" >&2
+fi
+[ "${DRY_RUN:-0}" = 0 ] || exit 0
+exec "$python" -m fairseq_cli.train "$@"
