@@ -39,7 +39,8 @@ def response(query: Tensor, keys: Tensor, distance: str) -> Tensor:
     square = keys.pow(2).sum(-1)
     if keys.shape[0] == 1:
         rows = query.reshape(tokens * D, size)
-        out = torch.addmm(square[0], rows, keys[0].t(), beta=-1, alpha=2).view(tokens, D, -1)
+        out = torch.addmm(square[0], rows, keys[0].t(), beta=-1, alpha=2)
+        out = out.view(tokens, D, keys.shape[1])
     else:
         groups = query.transpose(0, 1), keys.transpose(1, 2)
         out = torch.baddbmm(square.unsqueeze(1), *groups, beta=-1, alpha=2).transpose(0, 1)

@@ -90,9 +90,10 @@ def test_indices_out_of_range(tokens: list, dtype: torch.dtype, padding_idx: int
             form(torch.tensor(tokens, dtype=dtype))
 
 
-@pytest.mark.parametrize("method", ["sx", "vq"])
-def test_padding_is_zero_and_takes_no_gradient(method: str) -> None:
-    layer = make(method=method, padding_idx=-49)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("method,distance", METHODS)
+def test_padding_is_zero_and_takes_no_gradient(method: str, distance: str, shared: bool) -> None:
+    layer = make(method=method, distance=distance, share_subspaces=shared, padding_idx=-49)
     assert layer.padding_idx == 1
     tokens = torch.tensor([[1, 4, 1], [7, 1, 1]])
     out = layer(tokens)
@@ -104,6 +105,7 @@ def test_padding_is_zero_and_takes_no_gradient(method: str) -> None:
     layer.zero_grad()
     layer(torch.tensor([1, 1])).sum().backward()
     assert not layer.query.grad.any()
+    assert not layer.eval()(torch.tensor([1, 1])).any()
     with torch.no_grad():
         assert torch.signbit(layer.weight[1]).sum() == 0 == layer.weight[1].abs().sum()
 
