@@ -132,7 +132,9 @@ class Runner:
             found = re.search(r"\| train_inner \| (\{.*\})", line)
             if found is not None:
                 entry = json.loads(found.group(1))
-                share = int(entry["num_updates"]) / self.setting.updates
+                share = min(
+                    int(entry["num_updates"]) / self.setting.updates, 0.99
+                )  # saving follows
                 self.status.report(job, share, f"{model.title} loss {entry['loss']}")
 
         self.status.report(job, 0.0, f"{model.title} starts")
