@@ -295,27 +295,63 @@ def test_refusals(args: str, env: dict[str, str], message: str) -> None:
     assert message in done.stderr
 
 
-def test_runs_what_it_prints_and_scores_it(toy: Path, tmp_path: Path) -> None:
-    done = _run(
-        "train_nmt.sh",
-        *shlex.split("multi30k sx --encoder-layers 1 --decoder-layers 1 --dpq-D 16"),
-        *shlex.split("--max-update 2 --cpu --log-interval 1 --num-workers 0"),
+def _ran(script: str, log: Path, *args: str, **env: str) -> tuple[str, list[list[str]]]:
+    """The command that a script prints, and what it has an interpreter run."""
+    fake = log.with_suffix(".sh")
+    fake.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" END >> '{log}'\n")
+    fake.chmod(0o755)
+    done = _run(script, *args, **{**env, "PYTHON": str(fake)})
+    assert done.returncode == 0, done.stderr
+    runs = [part.splitlines() for part in log.read_text().split("END\n")[:-1]]
+    return done.stdout, [run for run in runs if run[0] == "-m"]
+
+
+def test_runs_what_it_prints_and_scores_it(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = "multi30k sx --encoder-layers 1 --decoder-layers 1 --dpq-D 16 --max-update 2 --cpu"
+    printed, runs = _ran(
+        "train_nmt.sh", tmp_path / "train", *tiny.split(), "--num-workers", "0",
         DATA=str(toy), SAVE_DIR=str(tmp_path), WORKERS="1",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.startswith(f"fairseq-train {toy} --user-dir")
-    assert "K=32, D=16, method=sx" in done.stdout + done.stderr
+    assert runs == [["-m", "fairseq_cli.train", *shlex.split(printed)[1:]]]
+    words = runs[0][2:]
+    words[words.index("--user-dir") + 1] = fsq.USER_DIR
+    assert "K=32, D=16, method=sx" in fsq.main("train", words)
 
-    scored = _run(
-        "score_nmt.sh", "multi30k", str(tmp_path / "checkpoint_best.pt"),
+    printed, runs = _ran(
+        "score_nmt.sh", tmp_path / "score", "multi30k", str(tmp_path / "checkpoint_best.pt"),
         "--cpu", "--num-workers", "0", "--beam", "2", DATA=str(toy),
     )  # fmt: skip
-    assert scored.returncode == 0, scored.stderr[-3000:]
-    assert re.search(r"\ndetokenised BLEU = \d+\.\d\d ", scored.stdout)
-    assert "|tok:13a|smooth:exp|version:" in scored.stdout
-    assert "\ntokenised" not in scored.stdout
-    out = tmp_path / "checkpoint_best" / "generate-test.txt"
-    assert len(score.read_translations(out)) == 11
+    assert runs[0] == ["-m", "fairseq_cli.generate", *shlex.split(printed)[1:]]
+    words = runs[0][2:]
+    words[words.index("--user-dir") + 1] = fsq.USER_DIR
+    fsq.main("generate", words)
+    assert runs[1][:2] == ["-m", "fairseq_dpq.cli.score"]
+    assert len(score.read_translations(Path(runs[1][2]))) == 11
+    capsys.readouterr()
+    assert score.main(runs[1][2:]) == 0
+    text = capsys.readouterr().out
+    assert re.match(r"detokenised BLEU = \d+\.\d\d ", text)
+    assert "|tok:13a|smooth:exp|version:" in text and "\ntokenised" not in text
+
+
+def test_iwslt15_is_scored_twice(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    for name in ("a.pt", "raw/valid.detok.vi"):
+        (tmp_path / name).touch()
+    _, runs = _ran(
+        "score_nmt.sh", tmp_path / "log", "iwslt15-en-vi", str(tmp_path / "a.pt"),
+        "--gen-subset", "valid", DATA=str(tmp_path), OUT="o",
+    )  # fmt: skip
+    raw = f"{tmp_path}/raw/valid"
+    assert runs[1][2:] == [
+        "o/generate-valid.txt", "--reference", f"{raw}.detok.vi",
+        "--tokenized-reference", f"{raw}.vi",
+    ]  # fmt: skip
+    missing = _run("score_nmt.sh", "wmt19", str(tmp_path / "a.pt"), DATA=str(tmp_path))
+    assert missing.returncode == 2
+    assert "raw/test.de; run: scripts/prepare_wmt19.sh" in missing.stderr
 
 
 def test_score_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
