@@ -317,7 +317,9 @@ def test_runs_what_it_prints_and_scores_it(
     assert runs == [["-m", "fairseq_cli.train", *shlex.split(printed)[1:]]]
     words = runs[0][2:]
     words[words.index("--user-dir") + 1] = fsq.USER_DIR
-    assert "K=32, D=16, method=sx" in fsq.main("train", words)
+    log = fsq.main("train", words)
+    assert re.search(r"encoder\.embed_tokens: \d+ x 256 -> DPQ sx K=32 D=16; compression", log)
+    assert "decoder.embed_tokens: left as it is" in log
 
     printed, runs = _ran(
         "score_nmt.sh", tmp_path / "score", "multi30k", str(tmp_path / "checkpoint_best.pt"),
