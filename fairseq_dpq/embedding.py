@@ -409,6 +409,10 @@ class DPQEmbedding(nn.Module):
         self._table_cache = self._frozen_codes = None
         return self
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._table_cache = self._frozen_codes = None
+        super()._load_from_state_dict(*args, **kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
         # What belongs to one batch is neither copied nor pickled; autograd tensors could not be.
         state = self.__dict__.copy()

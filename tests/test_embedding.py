@@ -1,5 +1,5 @@
 """DPQEmbedding as a drop-in for nn.Embedding: shapes, dtypes, gradients, statistics, the whole
-table, copies, a trained table as a start; and the package without fairseq."""
+table, copies; and the package without fairseq."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from fairseq_dpq import (
     collect_regularizer,
     dpq_modules,
 )
-from fairseq_dpq.kmeans import assign, kmeans
 
 METHODS = [("sx", "dot"), ("sx", "euclidean"), ("sx", "cosine"), ("vq", "euclidean")]
 
@@ -365,6 +364,9 @@ def test_frozen_codes_are_those_of_evaluation() -> None:
     layer.train()
     layer.eval()
     assert not torch.equal(layer(tokens), wanted)  # train() thaws
+    layer.freeze()
+    layer.load_state_dict(make().state_dict())  # and so do other parameters
+    assert torch.equal(layer(tokens), make().eval()(tokens))
 
 
 def test_code_usage_by_hand() -> None:
@@ -428,83 +430,6 @@ def test_training_goes_on_exactly_after_a_state_dict(options: dict) -> None:
         train(layer, steps=3)
     for key, value in one.state_dict().items():
         assert torch.equal(value, other.state_dict()[key]), key
-
-
-# Starts -----------------------------------------------------------------------------------------
-
-
-def test_reset_parameters_like_another_table() -> None:
-    full = nn.Embedding(50, 24, 1)
-    nn.init.uniform_(full.weight, -0.1, 0.1)
-    layer = make()
-    layer.reset_parameters(full.weight)
-    real = torch.arange(50) != 1
-    assert torch.equal(layer.query[real], full.weight[real]) and not layer.query[1].any()
-    for parameter in (layer.keys, layer.values):
-        assert parameter.abs().max() <= 0.1
-        assert abs(parameter.std().item() - 0.2 / 12**0.5) < 0.01
-    other = make(key_dim=3)
-    other.reset_parameters(full.weight)
-    assert other.query.abs().max() <= 0.1 and other.query.std() > 0.05
-
-
-def product_quantization_error(table: torch.Tensor, K: int, D: int, shared: bool) -> float:
-    """Relative squared error of k-means in each subspace, as plain product quantisation has it."""
-    n, d = table.shape
-    points = table.view(n, D, d // D)
-    points = points.reshape(1, n * D, -1) if shared else points.transpose(0, 1).contiguous()
-    centroids = kmeans(points, K)
-    codes = assign(points, centroids)
-    rebuilt = torch.stack([c[k] for c, k in zip(centroids, codes)])
-    return ((rebuilt - points).pow(2).sum() / table.pow(2).sum()).item()
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize(
-    "method,distance,key_dim", [(*m, None) for m in METHODS] + [("sx", "dot", 9)]
-)
-def test_from_pretrained_is_as_good_as_product_quantization(
-    method: str, distance: str, key_dim: int | None, normalize: bool, shared: bool
-) -> None:
-    g = torch.Generator().manual_seed(0)
-    table = torch.randn(1500, 48, generator=g) * torch.linspace(0.1, 2, 48)
-    table[1] = 0
-    wanted = product_quantization_error(table, 16, 12, shared)
-    layer = DPQEmbedding.from_pretrained(
-        table,
-        1,
-        K=16,
-        D=12,
-        method=method,
-        distance=distance,
-        normalize=normalize,
-        share_subspaces=shared,
-        key_dim=key_dim,
-    ).eval()
-    with torch.no_grad():
-        error = ((layer.weight - table).pow(2).sum() / table.pow(2).sum()).item()
-    assert 0.1 < wanted < 0.6
-    assert error < 1.01 * wanted
-
-
-def test_from_pretrained_details() -> None:
-    table = torch.randn(100, 16).half()
-    steps: list[int] = []
-    layer = DPQEmbedding.from_pretrained(
-        table, 3, K=8, D=4, method="vq", ema_decay=0.9, kmeans_init=2, seed=5, progress=steps.append
-    )
-    assert layer.query.dtype == torch.float16 and layer.padding_idx == 3 and steps[0] == 1
-    torch.testing.assert_close(layer.ema_sum, layer.values.float(), rtol=1e-3, atol=1e-3)
-    values = layer.values.detach().clone()
-    layer.defer_updates = True
-    for _ in range(3):
-        layer(torch.arange(100))
-        layer._pending.sums = layer._pending.used = None  # leave EMA out of it
-        assert layer.step() is False  # the table was the start: no k-means of the first batches
-    assert torch.equal(layer.values, values)
-    with pytest.raises(ValueError, match=r"table has shape \(3,\); give \(num_embeddings, d\)"):
-        DPQEmbedding.from_pretrained(torch.randn(3))
 
 
 # Without fairseq --------------------------------------------------------------------------------
