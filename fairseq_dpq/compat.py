@@ -377,8 +377,8 @@ def user_dir_again() -> bool:
         def import_user_module(args: Any) -> None:
             name = getattr(args, "user_dir", None)
             if name is not None:
-                places = os.path.abspath(name), os.path.join(beside, name)
-                places += (os.path.join(beside, "..", name),)
+                places = [os.path.abspath(name), os.path.join(beside, name)]
+                places.append(os.path.join(beside, "..", name))
                 found = next((place for place in places if os.path.exists(place)), None)
                 if found is not None and os.path.samefile(found, package):
                     return

@@ -35,6 +35,8 @@ QUICK = shlex.split(
     "--no-progress-bar --log-format simple --num-workers 0"
 )
 
+TINY = [*SMALL, *QUICK, "--dropout", "0", "--disable-validation"]
+
 SPLITS = ("train", "valid", "test")
 
 
@@ -182,6 +184,13 @@ def main(command: str, argv: Sequence[str], input: str | None = None) -> str:
         root.removeHandler(handler)
         root.setLevel(level)
     return out.getvalue()
+
+
+def weights(path: Path | str) -> dict:
+    """The tensors of a checkpoint's model; the plugin must have been imported."""
+    import torch
+
+    return torch.load(path, map_location="cpu")["model"]
 
 
 def logged(text: str, key: str) -> list[float]:

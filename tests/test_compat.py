@@ -8,22 +8,18 @@ import json
 import os
 import pickle
 import shlex
-import socket
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-import fairseq
 import fsq
 import numpy as np
 import pytest
 import torch
 
-from fairseq_dpq import compat, workers
+from fairseq_dpq import compat
 
 COMPAT = str(Path(fsq.USER_DIR) / "compat.py")
-ONE_LAYER = [*fsq.SMALL, *fsq.QUICK, "--dropout", "0", "--disable-validation"]
 LSTM_LM = shlex.split(
     "--task language_modeling --arch lstm_lm --decoder-embed-dim 16 --decoder-hidden-size 16 "
     "--decoder-out-embed-dim 16 --tokens-per-sample 20"
@@ -40,7 +36,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("compat")
     fsq.make_corpus(root, n_lines=200, n_valid=20, n_test=100)
     fsq.make_lm_corpus(root)
-    args = [str(root / "bin"), "--arch", "transformer", *ONE_LAYER]
+    args = [str(root / "bin"), "--arch", "transformer", *fsq.TINY]
     fsq.main("train", [*args, "--save-dir", str(root / "ck")])
     return root
 
@@ -74,7 +70,7 @@ def stock(work: Path) -> dict:
 
 def cases(work: Path) -> dict[str, tuple[str, list[str]]]:
     """Commands that stock fairseq fails on, here or on other versions."""
-    train = [str(work / "bin"), "--arch", "transformer", *ONE_LAYER, "--no-save"]
+    train = [str(work / "bin"), "--arch", "transformer", *fsq.TINY, "--no-save"]
     lm = [str(work / "lm"), *LSTM_LM, *fsq.QUICK, "--no-save"]
     return {
         "generate": ("generate", generate_args(work)),
@@ -248,182 +244,12 @@ def test_stock_aborts_at_exit(work: Path) -> None:
 
 
 # ------------------------------------------------------------------------------- CPU workers
-
-
-def weights(path: Path) -> dict:
-    compat.apply()
-    return torch.load(path, map_location="cpu")["model"]
-
-
-def assert_same_training(work: Path, name: str, updates: int) -> None:
-    """The checkpoint of two workers equals one process with --update-freq 2 to float precision."""
-    reference = work / f"single{updates}"
-    if not reference.exists():
-        argv = [str(work / "bin"), "--arch", "transformer", *ONE_LAYER, *TWO_EPOCHS]
-        argv += ["--max-update", str(updates), "--update-freq", "2", "--save-dir", str(reference)]
-        fsq.main("train", argv)
-    one = weights(reference / "checkpoint_last.pt")
-    two = weights(work / name / "checkpoint_last.pt")
-    assert one.keys() == two.keys()
-    # 0.12.2 also saves uninitialised memory, and parameters of an inference path that stay zero
-    # until a checkpoint is loaded.
-    trained = [key for key in one if not key.endswith("_float_tensor") and one[key].any()]
-    assert len(trained) > 40
-    for key in trained:
-        assert torch.allclose(one[key], two[key], atol=2e-5), key
-
-
-# --max-tokens 300: eight batches an epoch, four updates of two workers.
-TWO_EPOCHS = ["--max-tokens", "300", "--max-epoch", "2"]
-LEGACY = ["--ddp-backend", "legacy_ddp"]
-
-
-def two_workers(work: Path, name: str, *flags: str) -> list[str]:
-    argv = ["fairseq-train", str(work / "bin"), "--user-dir", fsq.USER_DIR]
-    argv += ["--arch", "transformer", *ONE_LAYER, *TWO_EPOCHS, "--save-dir", str(work / name)]
-    return [*argv, *flags]
-
-
-def start_both(work: Path, command: list[str], envs: list[dict]) -> list[str]:
-    """Start one process per environment, `RANK` in the command replaced; return their outputs."""
-    processes = [
-        subprocess.Popen(
-            [fsq.script(command[0]), *(a.replace("RANK", str(r)) for a in command[1:])],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-            cwd=work,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for r, env in enumerate(envs)
-    ]
-    try:
-        outputs = [p.communicate(timeout=300)[0] for p in processes]
-    finally:
-        for p in processes:
-            p.kill()
-    assert [p.returncode for p in processes] == [0] * len(envs), "\n".join(outputs)
-    return outputs
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def torchrun(work: Path, command: list[str]) -> subprocess.CompletedProcess:
-    port = str(free_port())
-    launch = ["torchrun", "--nproc_per_node", "2", "--master_port", port, "--no_python"]
-    return fsq.run([*launch, fsq.script(command[0]), *command[1:]], cwd=work)
-
-
-def test_torchrun_then_resumed_by_hand(work: Path) -> None:
-    """Plain torchrun with legacy_ddp for two updates; then two processes started by hand resume
-    it (so that rank 1 loads a checkpoint too) under pytorch_ddp for two more."""
-    log = torchrun(work, two_workers(work, "two", "--max-update", "2", *LEGACY))
-    assert log.stdout.count("training on 2 devices") == 1, "rank 1 must not train on its own"
-    assert_same_training(work, "two", 2)
-    command = two_workers(work, "two", "--max-update", "4", "--ddp-backend", "pytorch_ddp")
-    if fairseq.__version__ == "0.12.2":  # has parameters that only inference uses
-        command.append("--find-unused-parameters")
-    command += ["--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-rank"]
-    command += ["RANK", "--distributed-world-size", "2", "--distributed-no-spawn"]
-    log = start_both(work, command, [{}, {}])[0]
-    assert "Loaded checkpoint" in log and "num_updates 4" in log
-    assert_same_training(work, "two", 4)
-
-
-def slurm(tmp: Path, tasks: int = 2, rank: int = 0) -> dict[str, str]:
-    """Slurm's variables of one task, and a scontrol that names this host."""
-    bin_dir = tmp / "slurm_bin"
-    bin_dir.mkdir(exist_ok=True)
-    (bin_dir / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
-    (bin_dir / "scontrol").chmod(0o755)
-    return {
-        "PATH": f"{bin_dir}:{os.environ['PATH']}",
-        "SLURM_STEP_NODELIST": "node[1]",
-        "SLURM_STEP_NUM_TASKS": str(tasks),
-        "SLURM_NTASKS": str(tasks),
-        "SLURM_NNODES": "1",
-        "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": str(rank),
-    }
-
-
-def test_workers_started_by_srun(work: Path) -> None:
-    flags = ["--distributed-world-size", "2", "--distributed-port", str(free_port())]
-    command = two_workers(work, "slurm", "--max-update", "2", *LEGACY, *flags)
-    start_both(work, command, [slurm(work, rank=r) for r in (0, 1)])
-    assert_same_training(work, "slurm", 2)
+# What works is in test_workers.py.
 
 
 def test_stock_starts_fail_or_train_nothing(stock: dict) -> None:
     assert "world size is 2 but have 0 available devices" in stock["world"]
     assert stock["tcp"] == "ran 0", "returned without an error and without training"
-
-
-TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
-NO_SPAWN = [*BY_HAND, "--distributed-no-spawn"]
-WORLD = "--distributed-world-size"
-PORT = ["--distributed-port", "29522"]
-RIGHT = "torchrun --nproc_per_node {} --no_python fairseq-train"
-SRUN = "srun --ntasks 2 fairseq-train"
-
-
-@pytest.mark.parametrize(
-    "flags, env, fault, right",
-    [
-        ([WORLD, "2"], {}, "nothing started these workers", RIGHT.format(2)),
-        ([WORLD, "3"], TORCHRUN, "launcher started 2 workers", RIGHT.format(3)),
-        ([], {"WORLD_SIZE": "2"}, "RANK and MASTER_ADDR and MASTER_PORT", RIGHT.format(2)),
-        ([], {**TORCHRUN, "RANK": "2"}, "ranks go from 0 to 1", "RANK 2"),
-        (BY_HAND, {}, "nothing would be trained", "--distributed-no-spawn"),
-        (NO_SPAWN, {}, "--distributed-rank is missing", "--distributed-rank RANK"),
-        ([*NO_SPAWN, "--distributed-rank", "2"], {}, "ranks go from 0 to 1", "rank 2"),
-        ([], "slurm", "srun started 2 tasks", SRUN),
-        ([WORLD, "4", *PORT], "slurm", "srun started 2 tasks", "srun --ntasks 4"),
-        ([WORLD, "2"], "slurm", "--distributed-port is -1", SRUN),
-        ([WORLD, "2", *PORT], {"SLURM_JOB_NODELIST": "n1"}, "not with 2 tasks of srun", SRUN),
-    ],
-)
-def test_starts_that_cannot_work_name_the_right_command(
-    flags: list[str],
-    env: dict[str, str] | str,
-    fault: str,
-    right: str,
-    work: Path,
-    patched: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in (slurm(work) if isinstance(env, str) else env).items():
-        monkeypatch.setenv(name, value)
-    argv = [str(work / "nowhere"), "--arch", "transformer", *ONE_LAYER, *flags]
-    with pytest.raises(ValueError) as error:  # and not a complaint about the missing data
-        fsq.main("train", argv)
-    assert fault in str(error.value) and right in str(error.value), error.value
-
-
-def test_one_process_stays_one_process(
-    work: Path, patched: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torchrun with one worker, and a batch script of Slurm without srun: nothing is changed."""
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
-    monkeypatch.setenv("SLURM_NTASKS", "4")
-    for name, value in {**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    cfg = parsed(work)
-    workers.prepare(cfg)
-    assert cfg.distributed_training == parsed(work).distributed_training
-
-
-def parsed(work: Path, *flags: str) -> object:
-    from fairseq import options
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-    parser = options.get_training_parser()
-    argv = [str(work / "bin"), "--arch", "transformer", *ONE_LAYER, *flags]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
 
 
 # ---------------------------------------------------------------------------- half precision
@@ -444,7 +270,7 @@ def test_half_precision_on_cpu(work: Path, stock: dict, patched: None) -> None:
         log = fsq.main("train", [*train, *flags, "--save-dir", str(save)])
         losses += fsq.logged(log, r"train \| .* loss")[-1:]
         # fairseq saves in single precision what was trained in half precision.
-        for w in weights(save / "checkpoint_last.pt").values():
+        for w in fsq.weights(save / "checkpoint_last.pt").values():
             assert torch.equal(w, w.to(dtype).to(w.dtype)), flags
     assert len(losses) >= 3 and max(losses) - min(losses) < 0.05, losses
     assert "CUDA" in stock["fp16"] or "NVIDIA" in stock["fp16"]
