@@ -47,9 +47,9 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
 def safe_globals() -> list[Any]:
     """What a fairseq checkpoint may hold besides tensors: the allow-list for weights_only loading.
 
-    Entries are classes, or pairs (object, name in the file) where old files use an older name; use
-    it as `with torch.serialization.safe_globals(compat.safe_globals()): torch.load(..., \
-weights_only=True)`. All are plain containers: none runs code of the file's choosing.
+    Entries are classes, or pairs (object, name in the file) where old files use an older name.
+    `apply` adds them to torch's own list. All are plain containers: none runs code of the file's
+    choosing.
     """
     import numpy as np
     import omegaconf

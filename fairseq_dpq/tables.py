@@ -41,7 +41,6 @@ class TablesRecord:
     tables: dict[str, Table]
     form: str = "training"
     source: str | None = None  # of a compact form: the training checkpoint's file name
-    values_dtype: str | None = None  # of a compact form
     version: int = VERSION
 
     def to_json(self) -> str:

@@ -10,7 +10,6 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from fairseq_dpq import starts
@@ -108,17 +107,12 @@ def restore_tables(model: nn.Module, record: TablesRecord) -> None:
         size = (table.num_embeddings, table.embedding_dim, table.padding_idx)
         new: nn.Module
         if record.form == "compact":
-            new = FairseqCompactEmbedding(
-                *size, K=c.K, D=c.D, share_subspaces=c.share_subspaces, dtype=_dtype(record)
-            )
+            # float32, as fairseq builds models; values saved in less are widened when loaded
+            new = FairseqCompactEmbedding(*size, K=c.K, D=c.D, share_subspaces=c.share_subspaces)
         else:
             new = FairseqDPQEmbedding(*size, **c.layer_options())
         new.train(model.training)
         _put(model, found[path], new)
-
-
-def _dtype(record: TablesRecord) -> torch.dtype | None:
-    return getattr(torch, record.values_dtype) if record.values_dtype else None
 
 
 def _put(model: nn.Module, found: Found, table: nn.Module) -> None:
