@@ -41,14 +41,16 @@ if "foreign_for_test" not in CRITERION_REGISTRY:
 
     @register_criterion("nested_for_test")
     class NestedForTest(CrossEntropyCriterion):
-        """A criterion that calls another one; the regulariser must still come in once."""
+        """A criterion that calls another one and takes half of its loss; the regulariser must
+        still come in once, and whole."""
 
         def __init__(self, task, sentence_avg):
             super().__init__(task, sentence_avg)
             self.inner = CrossEntropyCriterion(task, sentence_avg)
 
         def forward(self, model, sample, reduce=True):
-            return self.inner(model, sample)
+            loss, size, log = self.inner(model, sample)
+            return loss / 2, size, log
 
 
 @pytest.mark.parametrize(
