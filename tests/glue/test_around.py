@@ -155,3 +155,27 @@ def test_transformer_lm_without_the_plugin_is_refused_not_garbled(lm, tmp_path) 
     command = ["fairseq-eval-lm", lm, "--path", tmp_path / "checkpoint_last.pt", "--cpu"]
     done = fsq.run([*command, "--tokens-per-sample", "40"], ok=False)
     assert "embed_tokens.query" in done.stderr
+
+
+def test_adaptive_softmax_on_top_of_a_dpq_input(lm, tmp_path) -> None:
+    """Only the tied kind is refused: an adaptive softmax of its own leaves the input free."""
+    flags = [*LM, "--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "20,40"]
+    log = train(lm, tmp_path, *flags, "--ddp-backend", "legacy_ddp", updates=4, dpq=SX)
+    losses = fsq.logged(log, r"train_inner \| .*? loss")
+    assert losses[-1] < losses[0]
+    assert "decoder.embed_tokens.query" in last(tmp_path)["model"]
+
+
+def test_a_task_without_a_dataclass_and_its_nested_models(corpus, tmp_path) -> None:
+    """multilingual_translation holds one model for each pair and hands each to the criterion."""
+    flags = ["--task", "multilingual_translation", "--lang-pairs", "src-tgt"]
+    flags += ["--arch", "multilingual_transformer", *TRANSFORMER[2:]]
+    log = train(corpus, tmp_path, *flags, updates=3, dpq=SX + "--dpq-method vq")
+    path = "models.src-tgt.encoder.embed_tokens"
+    assert f"{path}: 64 x 32 -> DPQ vq K=8 D=4" in log
+    assert f"{path}.values" in last(tmp_path)["model"]
+    assert fsq.logged(log, r"dpq_reg")[-1] > 0
+    argv = [str(corpus), *GENERATE, "--path", str(tmp_path / "checkpoint_last.pt")]
+    argv += ["--task", "multilingual_translation", "--lang-pairs", "src-tgt"]
+    out = fsq.main("generate", [*argv, "--source-lang", "src", "--target-lang", "tgt"])
+    assert len(re.findall(r"^H-\d+", out, re.M)) == 21
