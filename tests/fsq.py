@@ -162,6 +162,11 @@ def main(command: str, argv: Sequence[str], input: str | None = None) -> str:
 
     command = command.replace("fairseq-", "").replace("-", "_")
     module = importlib.import_module(f"fairseq_cli.{command}")
+    if command == "train":
+        from fairseq import checkpoint_utils
+
+        # fairseq keeps the best score of a process here; this is a run of its own
+        checkpoint_utils.save_checkpoint.__dict__.pop("best", None)
     out = io.StringIO()
     handler = logging.StreamHandler(out)
     handler.setFormatter(logging.Formatter("%(levelname)s | %(name)s | %(message)s"))

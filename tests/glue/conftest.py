@@ -58,9 +58,6 @@ def sentences(tmp_path_factory) -> Path:
 
 def train(data: Path, save_dir: Path, *flags: str, updates: int = 6, dpq: str = "") -> str:
     """One `fairseq-train` inside this process; returns its log."""
-    from fairseq import checkpoint_utils
-
-    checkpoint_utils.save_checkpoint.__dict__.pop("best", None)  # of the run before
     argv = [data, "--user-dir", fsq.USER_DIR, "--save-dir", save_dir, *RUN]
     argv += ["--max-update", updates, *shlex.split(dpq), *flags]
     return fsq.main("train", [str(a) for a in argv])
