@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import fsq
+from toy_checkpoints import load
 
 RUN = shlex.split(
     "--cpu --optimizer adam --lr 5e-3 --no-progress-bar --log-format simple --log-interval 1 "
@@ -64,8 +64,8 @@ def train(data: Path, save_dir: Path, *flags: str, updates: int = 6, dpq: str = 
 
 
 def last(save_dir: Path) -> dict:
-    """The last checkpoint of a run, loaded with the allow-list on."""
-    return torch.load(save_dir / "checkpoint_last.pt", map_location="cpu", weights_only=True)
+    """The last checkpoint of a run."""
+    return load(save_dir / "checkpoint_last.pt")
 
 
 def parameters(log: str) -> int:
