@@ -93,6 +93,8 @@ def test_hub_interface(corpus, tmp_path) -> None:
 @pytest.mark.parametrize("flags", [TRANSFORMER, TIED], ids=["untied", "tied"])
 def test_torchscript(corpus, tmp_path, flags) -> None:
     """The scripted model has compact tables and gives the same logits."""
+    if not hasattr(torch, "_nested_tensor_from_mask_left_aligned"):
+        pytest.skip("fairseq's own transformer names what this torch does not have")
     from fairseq import checkpoint_utils
 
     train(corpus, tmp_path, *flags, updates=2, dpq=SX)

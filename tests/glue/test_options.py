@@ -164,7 +164,8 @@ def test_off_is_stock_fairseq_bit_for_bit(corpus, tmp_path) -> None:
         fsq.run(["fairseq-train", *argv, "--save-dir", tmp_path / name, *extra])
     a, b = last(tmp_path / "stock")["model"], last(tmp_path / "plugin")["model"]
     assert a.keys() == b.keys()
-    assert all(torch.equal(a[key], b[key]) for key in a)
+    # fairseq 0.12.2 saves a tensor that it never sets, whatever the memory held.
+    assert all(torch.equal(a[key], b[key]) for key in a if not key.endswith("_float_tensor"))
 
 
 def test_installed_name_works_from_any_directory(corpus, tmp_path) -> None:
