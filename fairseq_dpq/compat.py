@@ -336,6 +336,9 @@ _NOISE: tuple[tuple[str, type, str], ...] = (
         UserWarning,
         r"torch\.utils\.data",
     ),
+    # fairseq hands DistributedDataParallel its own --broadcast-buffers
+    (r"broadcast_buffers", FutureWarning, r"(fairseq|torch)"),
+    (r".*`?broadcast_buffers`? is deprecated", FutureWarning, ""),
     (r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated", FutureWarning, r"(fairseq|torch)"),
     (r"Support for mismatched key_padding_mask and", UserWarning, r"torch\.nn"),
     (r"`torch\.nn\.utils\.weight_norm` is deprecated", FutureWarning, r"torch\.nn"),
@@ -397,6 +400,7 @@ def user_dir_again() -> bool:
 def attach() -> None:
     """Hook the plugin into model building, criteria, the trainer and checkpoint loading."""
     import fairseq.models
+    import fairseq.options
     import fairseq.tasks
     from fairseq import checkpoint_utils
     from fairseq.criterions import FairseqCriterion
@@ -405,6 +409,9 @@ def attach() -> None:
 
     from fairseq_dpq.glue import hooks
 
+    # --help answers before a task's own options are added; of the functions that make up the
+    # training parser after --user-dir is imported, this one serves no other command.
+    _replace(fairseq.options, "add_optimization_args", hooks.add_optimization_args)
     # Every task, command and checkpoint builds its model here, and looks the name up here.
     _replace(fairseq.models, "build_model", hooks.build_model)
     # Options are checked before dictionaries are read; tasks registered later get them too.

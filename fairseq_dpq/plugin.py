@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Iterator
+import os
+import sys
+from typing import Any, Iterator
+
+from fairseq_dpq.config import DPQConfigError
 
 
 def register() -> None:
@@ -20,6 +24,23 @@ def register() -> None:
 
         options.add_to_all_tasks()
         compat.attach()
+    _say_errors_plainly()
+
+
+def _say_errors_plainly() -> None:
+    """End a command that got an impossible option with one line, not with fairseq's traceback."""
+    old = sys.excepthook
+    if getattr(old, "_fairseq_dpq", False):
+        return
+
+    def hook(kind: Any, error: Any, traceback: Any) -> None:
+        if issubclass(kind, DPQConfigError) and not os.environ.get("FAIRSEQ_DPQ_DEBUG"):
+            print(f"fairseq_dpq: error: {error}", file=sys.stderr)
+        else:
+            old(kind, error, traceback)
+
+    hook._fairseq_dpq = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
 
 
 @contextlib.contextmanager

@@ -47,8 +47,7 @@ def average(checkpoints: list[Checkpoint]) -> Checkpoint:
         if place not in sums or tensor.numel() == 0:
             sums[place] = _mean([checkpoint.weights[key] for checkpoint in checkpoints])
         total[key] = sums[place]
-    size = sum(checkpoint.file_bytes for checkpoint in checkpoints)
-    return Checkpoint(first.path, {**first.state, "model": total}, size)
+    return Checkpoint(first.path, {**first.state, "model": total}, first.file_bytes)
 
 
 def _mean(tensors: list[Tensor]) -> Tensor:

@@ -55,8 +55,7 @@ def load_checkpoint(path: str | Path, trust: bool = False) -> dict[str, Any]:
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         if "EOF" in str(error):
             raise CheckpointError(f"{path} is truncated: copy it again") from error
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or damaged: {first}") from error
+        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is damaged") from error
     return _check_state(path, state)
 
 

@@ -131,10 +131,12 @@ def _find_dictionary(checkpoint: Checkpoint, path: str) -> Path:
     cfg = checkpoint.state.get("cfg")
     task: Any = get_option(cfg, "task") if cfg else checkpoint.state["args"]
     data = get_option(task, "data")
+    places = [Path(part) for part in str(data or "").split(":") if part]
     languages = [get_option(task, key) for key in ("source_lang", "target_lang")]
+    if None in languages:
+        languages = _guess_languages(places)
     language = languages[1 if path.startswith("decoder") else 0]
     names = [f"dict.{language}.txt"] if language else []
-    places = [Path(part) for part in str(data or "").split(":") if part]
     tried = [place / name for place in places for name in [*names, "dict.txt"]]
     for file in tried:
         if file.is_file():
@@ -144,6 +146,16 @@ def _find_dictionary(checkpoint: Checkpoint, path: str) -> Path:
         f"the dictionary of {path} is not where the model was trained{where}; add --dict FILE, or "
         "--no-symbols"
     )
+
+
+def _guess_languages(places: list[Path]) -> list[str | None]:
+    """Source and target where no flag named them: from the names of the data, as fairseq does."""
+    for place in places:
+        for file in sorted(place.glob("*.*-*.*.idx")) if place.is_dir() else []:
+            pair = file.name.split(".")[1].split("-")
+            if len(pair) == 2:
+                return [pair[0], pair[1]]
+    return [None, None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -67,6 +67,18 @@ def _task_options(task: Any) -> Any:
     return getattr(task, "cfg", None) or getattr(task, "args", None)
 
 
+def add_optimization_args(old: Callable) -> Callable:
+    """Show the DPQ options in `fairseq-train --help`."""
+
+    @functools.wraps(old)
+    def add(parser: Any) -> Any:
+        group = old(parser)
+        options.add_to_parser(parser)
+        return group
+
+    return add
+
+
 def setup_task(old: Callable) -> Callable:
     """Check the options before anything is read."""
 

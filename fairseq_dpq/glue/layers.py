@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from fairseq_dpq import starts
 from fairseq_dpq.compact import CompactEmbedding
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
+
+logger = logging.getLogger("fairseq_dpq")
 
 
 class _LoadsInFairseq:
@@ -71,6 +74,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         shape = (self.num_embeddings, self.embedding_dim)
         is_full = full is not None and tuple(full.shape) == shape
         if full is not None and is_full and f"{name}.query" not in state_dict:
+            logger.info(f"{name}: k-means of the full table in the checkpoint is the start")
             for key, tensor in self._start_state(full).items():
                 state_dict[f"{name}.{key}"] = tensor
         super().upgrade_state_dict_named(state_dict, name)

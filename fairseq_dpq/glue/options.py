@@ -96,6 +96,12 @@ def _with_options(add_args: Callable[[Any], None]) -> Callable[[Any], None]:
     return add
 
 
+def add_to_parser(parser: Any) -> None:
+    """Add the DPQ options to a parser, as a group of their own."""
+    group = parser.add_argument_group("DPQ", "compress embedding tables (--dpq-K turns it on)")
+    gen_parser_from_dataclass(group, DPQOptions())
+
+
 def add_to_all_tasks() -> None:
     """Give every task that is registered now the DPQ options."""
     from fairseq.tasks import TASK_REGISTRY

@@ -53,6 +53,22 @@ def test_help_and_defaults_come_from_the_dataclass() -> None:
     assert options.read_options(parser.parse_args(["data"])) == PluginConfig()
 
 
+def test_help_of_fairseq_train_shows_every_option() -> None:
+    done = fsq.run(["fairseq-train", "data", "--user-dir", fsq.USER_DIR, "--help"])
+    for field in dataclasses.fields(PluginConfig):
+        assert f"  {options.flag(field.name)}" in done.stdout
+
+
+def test_an_impossible_option_ends_in_one_line(corpus, tmp_path) -> None:
+    argv = [corpus, "--user-dir", fsq.USER_DIR, *TRANSFORMER, *RUN, "--save-dir", tmp_path]
+    argv += ["--dpq-K", "8", "--dpq-D", "5"]
+    done = fsq.run(["fairseq-train", *argv], ok=False)
+    line = "fairseq_dpq: error: --dpq-D 5 does not divide --encoder-embed-dim 32; try 4 or 8"
+    assert done.stderr.splitlines()[-1] == line and "Traceback" not in done.stderr
+    done = fsq.run(["fairseq-train", *argv], ok=False, env={"FAIRSEQ_DPQ_DEBUG": "1"})
+    assert "Traceback" in done.stderr
+
+
 def test_options_survive_the_way_through_a_config() -> None:
     chosen = PluginConfig(K=5, D=4, normalize=False, key_dim=3, distance="cosine", tau=0.5)
     assert options.read_options(options.to_keys(chosen)) == chosen
