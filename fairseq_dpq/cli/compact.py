@@ -120,8 +120,8 @@ def compact(args: argparse.Namespace) -> None:
 
 
 def _text(facts: dict[str, Any]) -> str:
-    head = ["embedding", "table", "options", "before", "after", "CR formula", "CR measured"]
-    rows = [[*head, "bits/symbol", "used codes min/median/max"]]
+    head = ["embedding", "table", "options", "full", "trained", "compact", "CR formula"]
+    rows = [[*head, "CR measured", "bits/symbol", "used codes min/median/max"]]
     for table in facts["embeddings"]:
         shared = " shared" if table["share_subspaces"] else ""
         used = table["used_codes"]
@@ -130,6 +130,7 @@ def _text(facts: dict[str, Any]) -> str:
                 table["path"],
                 f"{table['num_embeddings']} x {table['embedding_dim']}",
                 f"{table['method']} K={table['K']} D={table['D']}{shared}",
+                size(4 * table["num_embeddings"] * table["embedding_dim"]),
                 size(table["training_bytes"]),
                 size(table["compact_bytes"]),
                 f"{table['formula_cr']:.2f}",
