@@ -28,14 +28,7 @@ case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 dataset=$1 size=$2 method=$3
 shift 3
 
-root=$(cd "$(dirname "$0")/.." && pwd)
-python=${PYTHON:-}
-if [ -z "$python" ]; then
-    python=python3
-    [ -x "$root/.venv/bin/python" ] && python=$root/.venv/bin/python
-fi
-user_dir=$root/fairseq_dpq
-[ "$PWD" = "$root" ] && user_dir=fairseq_dpq
+. "$(dirname "$0")/python.sh"
 
 case $dataset in
 ptb | wikitext2) ;;

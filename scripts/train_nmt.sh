@@ -39,14 +39,7 @@ case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 dataset=$1 method=$2
 shift 2
 
-root=$(cd "$(dirname "$0")/.." && pwd)
-python=${PYTHON:-}
-if [ -z "$python" ]; then
-    python=python3
-    [ -x "$root/.venv/bin/python" ] && python=$root/.venv/bin/python
-fi
-user_dir=$root/fairseq_dpq
-[ "$PWD" = "$root" ] && user_dir=fairseq_dpq
+. "$(dirname "$0")/python.sh"
 
 case $dataset in
 iwslt15-en-vi) folder=iwslt15 source=en target=vi ;;

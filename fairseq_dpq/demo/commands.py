@@ -33,7 +33,7 @@ class Setting:
     train: int = 40000
     valid: int = 500
     test: int = 500
-    updates: int = 1000
+    updates: int = 800
     K: int = 32
     D: int = 16
 

@@ -1,0 +1,20 @@
+# Sourced by the scripts beside it: sets root, the checkout; python, the interpreter ($PYTHON, else
+# the checkout's .venv, else python3); user_dir, what --user-dir is given.
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-}
+if [ -z "$python" ]; then
+    python=python3
+    [ -x "$root/.venv/bin/python" ] && python=$root/.venv/bin/python
+fi
+user_dir=$root/fairseq_dpq
+[ "$PWD" = "$root" ] && user_dir=fairseq_dpq
+
+run_module() { # MODULE [ARGUMENTS...]: run it, from the checkout where the package is not installed
+    if ! "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("fairseq_dpq") is None)'; then
+        PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+        export PYTHONPATH
+    fi
+    module=$1
+    shift
+    exec "$python" -m "$module" "$@"
+}
