@@ -136,7 +136,10 @@ def _failures() -> list[tuple[str, str, bytes, str]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("corpus", "path", "data", "message"), _failures())
+# Named by message: archives carry the time, and test processes must agree on names.
+@pytest.mark.parametrize(
+    ("corpus", "path", "data", "message"), _failures(), ids=[f[-1] for f in _failures()]
+)
 def test_bad_files(
     server: Server,
     tmp_path: Path,
