@@ -337,8 +337,7 @@ _NOISE: tuple[tuple[str, type, str], ...] = (
         r"torch\.utils\.data",
     ),
     # fairseq hands DistributedDataParallel its own --broadcast-buffers
-    (r"broadcast_buffers", FutureWarning, r"(fairseq|torch)"),
-    (r".*`?broadcast_buffers`? is deprecated", FutureWarning, ""),
+    (r"`broadcast_buffers` is deprecated", FutureWarning, r"fairseq"),
     (r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated", FutureWarning, r"(fairseq|torch)"),
     (r"Support for mismatched key_padding_mask and", UserWarning, r"torch\.nn"),
     (r"`torch\.nn\.utils\.weight_norm` is deprecated", FutureWarning, r"torch\.nn"),
