@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from argparse import Namespace
@@ -269,6 +270,107 @@ def test_starts_on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (dt.distributed_world_size, dt.distributed_rank) == (16, 11)
     assert dt.distributed_init_method == "tcp://node1:29500"
     assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (128, [1])
+
+
+# The recipe on toy data: a smaller model, and no dropout, whose masks depend on the process.
+TOY = (
+    "--encoder-layers 1 --decoder-layers 1 --dpq-D 16 --dropout 0 --cpu --num-workers 0 "
+    "--max-update 4 --disable-validation --log-interval 1 --lr 0.01 --warmup-updates 2"
+)
+TORCHRUN = "torchrun --nproc_per_node {} --no_python scripts/train_nmt.sh multi30k {}"
+
+
+def _port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _launch(toy: Path, save: Path, commands: list[tuple[str, dict[str, str]]]) -> str:
+    """Start all commands at once, each with its environment, as lines of the page; all output."""
+    clean = {k: v for k, v in os.environ.items() if k not in LAUNCH and "SLURM" not in k}
+    clean |= {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "BATCH": "200", "MICRO": "100"}
+    clean |= {"DATA": str(toy), "SAVE_DIR": str(save)}
+    processes = []
+    for command, env in commands:
+        words = [*command.split(), *TOY.split()]
+        words[0] = fsq.script(words[0]) if words[0] == "torchrun" else words[0]
+        processes.append(
+            subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env={**clean, **env},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        )
+    try:
+        outputs = [p.communicate(timeout=300)[0] for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+    assert not any(p.returncode for p in processes), "\n".join(outputs)
+    return "\n".join(outputs)
+
+
+@pytest.fixture(scope="module")
+def alone(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """By method: the log and the weights of one process, which takes --update-freq 2."""
+    runs: dict[str, tuple[str, dict]] = {}
+
+    def get(method: str) -> tuple[str, dict]:
+        if method not in runs:
+            save = tmp_path_factory.mktemp(f"alone-{method}")
+            text = _launch(toy, save, [(f"scripts/train_nmt.sh multi30k {method}", {})])
+            assert "200 tokens an update = 1 worker(s) x 100 x 2" in text
+            runs[method] = text, fsq.weights(save / "checkpoint_last.pt")
+        return runs[method]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    ("way", "method"), [("torchrun", "sx"), ("two nodes", "vq"), ("srun", "sx")]
+)
+def test_two_workers_train_as_one_process(
+    toy: Path, tmp_path: Path, alone: Any, way: str, method: str
+) -> None:
+    """Every way of the page to start workers, with two CPU processes. srun itself is not at hand:
+    what it starts is, with its variables and a scontrol that names this host."""
+    port = _port()
+    if way == "torchrun":
+        commands = [(TORCHRUN.format(f"2 --master_port {port}", method), {})]
+    elif way == "two nodes":
+        nodes = f"--nnodes 2 --rdzv_backend c10d --rdzv_endpoint 127.0.0.1:{port}"
+        line = TORCHRUN.format(1, method).replace("torchrun", f"torchrun {nodes}")
+        commands = [(line, {})] * 2
+    else:
+        (tmp_path / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
+        (tmp_path / "scontrol").chmod(0o755)
+        line = f"scripts/train_nmt.sh multi30k {method} --distributed-world-size 2"
+        step = {
+            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+            "SLURM_STEP_NODELIST": "node1",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_NTASKS": "2",
+        }
+        commands = [
+            (f"{line} --distributed-port {port}", {**step, "SLURM_PROCID": r, "SLURM_LOCALID": r})
+            for r in ("0", "1")
+        ]
+    text = _launch(toy, tmp_path / "two", commands)
+    assert "200 tokens an update = 2 worker(s) x 100 x 1" in text
+    assert text.count("training on 2 devices") == 1, "rank 1 must not train on its own"
+
+    log, one = alone(method)
+    curves = [fsq.logged(t, r"train_inner \| .*? loss") for t in (text, log)]
+    assert len(curves[0]) == len(curves[1]) == 4 and len(set(curves[1])) > 1
+    torch.testing.assert_close(*map(torch.tensor, curves), rtol=0, atol=2e-3)
+    two = fsq.weights(tmp_path / "two" / "checkpoint_last.pt")
+    assert one.keys() == two.keys()
+    for key in one:
+        torch.testing.assert_close(two[key], one[key], rtol=1e-3, atol=2e-4, msg=key)
 
 
 @pytest.mark.parametrize(
