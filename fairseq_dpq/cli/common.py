@@ -95,6 +95,21 @@ def size(number: int) -> str:
     return f"{number:,}"
 
 
+def notes(table: dict[str, Any], also_ends: str = "") -> list[str]:
+    """What the columns do not say of a table: other names, tied outputs, a size that grew."""
+    lines = []
+    also = [f"also {name}" for name in table["aliases"]]
+    also += [f"tied to {name}" for name in table.get("tied_outputs", [])]
+    if also:
+        lines.append(f"{table['path']}: {', '.join(also)}{also_ends}")
+    if table.get("measured_cr", 1) < 1:
+        lines.append(
+            f"{table['path']}: larger than the full table; take a smaller --dpq-D or --dpq-K, or "
+            "--dpq-share-subspaces"
+        )
+    return lines
+
+
 def spread(values: Sequence[int]) -> str:
     """Smallest / median / largest."""
     ordered = sorted(values)

@@ -14,7 +14,7 @@ from fairseq_dpq.checkpoints.contents import Checkpoint
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.facts import compacted_facts, left_alone, saving
 from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
-from fairseq_dpq.cli.common import Bars, add_common, run, size, text_table
+from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -141,10 +141,7 @@ def _text(facts: dict[str, Any]) -> str:
         )
     lines = [text_table(rows), ""]
     for table in facts["embeddings"]:
-        also = [f"also {name}" for name in table["aliases"]]
-        also += [f"tied to {name}" for name in table["tied_outputs"]]
-        if also:
-            lines.append(f"{table['path']}: {', '.join(also)}; stored once")
+        lines += notes(table, "; stored once")
     for item in facts["left_alone"]:
         lines.append(f"left alone: {item['name']}, {size(item['bytes'])} bytes: {item['why']}")
     if facts["ema_left_out"]:

@@ -18,7 +18,7 @@ from fairseq_dpq.checkpoints.contents import (
     training_layer,
 )
 from fairseq_dpq.checkpoints.facts import left_alone, table_facts, token_tables
-from fairseq_dpq.cli.common import Bars, add_common, run, size, text_table
+from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table
 from fairseq_dpq.compact import CompactEmbedding
 from fairseq_dpq.config import DPQConfig, DPQConfigError
 from fairseq_dpq.embedding import code_usage
@@ -152,10 +152,7 @@ def _text(facts: dict[str, Any], args: argparse.Namespace) -> str:
     full = facts["form"] == "full"
     lines.append(text_table(_full_rows(facts, args) if full else _dpq_rows(facts)))
     for table in facts["embeddings"]:
-        also = [f"also {name}" for name in table["aliases"]]
-        also += [f"tied to {name}" for name in table.get("tied_outputs", [])]
-        if also:
-            lines.append(f"{table['path']}: {', '.join(also)}")
+        lines += notes(table)
     for item in facts["left_alone"]:
         lines.append(f"not DPQ: {item['name']}, {size(item['bytes'])} bytes: {item['why']}")
     return "\n".join(lines)

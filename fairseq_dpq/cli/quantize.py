@@ -15,10 +15,9 @@ from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.facts import table_facts
 from fairseq_dpq.checkpoints.quantizing import check_written, quantize_state
 from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
-from fairseq_dpq.cli.common import Bars, add_common, run, size, text_table
+from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table
 from fairseq_dpq.config import PluginConfig
 
-_NEEDED = ("K", "D")
 _ALWAYS = ("K", "D", "share_subspaces", "embeddings", "decoder_K", "decoder_D")
 
 
@@ -51,7 +50,9 @@ def get_parser() -> argparse.ArgumentParser:
         else:
             kind = {"str": str, "float": float}.get(str(field.type).split(" ")[0], int)
             how.update(type=kind, choices=field.metadata.get("choices"))
-        how["required"] = field.name in _NEEDED
+            if field.name == "D":
+                how["help"] += " (default: %(default)s)"
+        how["required"] = field.name == "K"
         group.add_argument(*flags, default=field.default, **how)
     parser.add_argument("--force", action="store_true", help="replace OUT.pt if it exists")
     add_common(parser)
@@ -118,10 +119,7 @@ def _text(facts: dict[str, Any]) -> str:
                 f"{used['min']}/{used['median']}/{used['max']}",
             ]
         )
-        also = [f"also {name}" for name in table["aliases"]]
-        also += [f"tied to {name}" for name in table["tied_outputs"]]
-        if also:
-            lines.append(f"{table['path']}: {', '.join(also)}")
+        lines += notes(table)
     file = facts["file"]
     lines.append(
         f"{facts['output']} ({facts['form']} form): {size(file['before'])} -> "

@@ -49,6 +49,18 @@ def test_a_table_of_few_parts_is_kept_exactly(tmp_path, capsys, shared) -> None:
     )
 
 
+def test_default_groups_and_a_table_that_grows(tmp_path, capsys) -> None:
+    """D as in fairseq-train; 33 rows are not worth 32 values per group."""
+    torch.manual_seed(0)
+    source, target = _full(tmp_path / "full.pt", torch.randn(33, 32)), tmp_path / "out.pt"
+    assert quantize.main([str(source), str(target), "--dpq-K", "32", "--debug"]) == 0
+    text = capsys.readouterr().out
+    assert "32 x 16" in text
+    assert f"{PATH}: larger than the full table; take a smaller --dpq-D" in text
+    assert quantize.main([str(source), str(target), "--dpq-K", "2", "--dpq-D", "4", "--force"]) == 0
+    assert "larger" not in capsys.readouterr().out
+
+
 def test_error_falls_with_K_and_seeds_repeat(tmp_path, capsys) -> None:
     torch.manual_seed(1)
     table = torch.randn(500, 8)
