@@ -182,10 +182,11 @@ class StatefulLanguageModelingTask(FairseqTask):
             model.decoder.set_carried_state(True, *self._restored)
             self._restored = None
 
-    def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
-        super().optimizer_step(optimizer, model, update_num)
-        # Only the first worker writes checkpoints and it may do so at any time, so it needs to
-        # know the others' lanes at any time. Against the gradients this is a small tensor.
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().train_step(*args, **kwargs)
+        # Only the first worker writes checkpoints and it may do so at any time, after a batch that
+        # overflowed too, so it needs to know the others' lanes at any time. Against the gradients
+        # this is a small tensor.
         if self._workers() > 1 and self._model is not None:
             carried = self._model.decoder.carried_state(training=True)
             if carried is not None:
@@ -193,6 +194,7 @@ class StatefulLanguageModelingTask(FairseqTask):
                 group = distributed_utils.get_data_parallel_group()
                 shares = distributed_utils.all_gather(state.float().contiguous(), group=group)
                 self._gathered = (segment, torch.cat(list(shares), dim=1))
+        return out
 
     @staticmethod
     def _workers() -> int:
