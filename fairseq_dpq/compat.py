@@ -241,6 +241,9 @@ def cpu_workers() -> bool:
             from fairseq_dpq import workers  # here, because most commands do not come by
 
             workers.prepare(cfg)
+            if cfg.distributed_training.distributed_init_method is None:
+                distributed_utils.infer_init_method(cfg.distributed_training)
+            workers.check_count(cfg)
             return old(cfg, main, **kwargs)
 
         return call_main

@@ -31,12 +31,14 @@ def prepare(cfg: Any) -> None:
     if started > 1 and (dt.distributed_init_method or "env://") == "env://":
         _from_torchrun(dt, started)
     elif dt.distributed_init_method is None:
+        if torch.cuda.is_available() and not _given("distributed-world-size"):
+            dt.distributed_world_size = 1  # fairseq's default, the CUDA devices, means nothing here
         if not _from_slurm(dt):
             if dt.distributed_world_size > 1:
                 raise ValueError(
                     f"--distributed-world-size {dt.distributed_world_size}: nothing started these "
-                    f"workers, and there are no CUDA devices to start them on. For workers on CPU "
-                    f"run: {_torchrun(dt.distributed_world_size)}"
+                    f"workers, and there are no CUDA devices to start them on, or --cpu leaves "
+                    f"them alone. For workers on CPU run: {_torchrun(dt.distributed_world_size)}"
                 )
             return
     else:
@@ -47,9 +49,28 @@ def prepare(cfg: Any) -> None:
         dt.distributed_backend = "gloo"
 
 
+def check_count(cfg: Any) -> None:
+    """Stop if fairseq is about to start another number of workers than the scripts worked out the
+    batch for: in a Slurm job it counts tasks, nodes and GPUs itself, whatever the flag says."""
+    wanted = os.environ.get("FAIRSEQ_DPQ_WORKERS")
+    world = cfg.distributed_training.distributed_world_size
+    if wanted and int(wanted) != world:
+        raise ValueError(
+            f"the batch was worked out for {wanted} workers, but {world} would be started (Slurm "
+            f"with one task per node: one worker per GPU); add --distributed-world-size {world}, "
+            f"or use torchrun --nproc_per_node {wanted}"
+        )
+
+
 def _command() -> str:
     name = os.path.basename(sys.argv[0])
     return name if name.startswith("fairseq") else "fairseq-train"
+
+
+def _given(option: str) -> bool:
+    """Whether the command line, hydra's too, has an option, which may equal its default."""
+    words = [word.split("=")[0].lstrip("+-").replace("_", "-") for word in sys.argv[1:]]
+    return option in [word.rsplit(".")[-1] for word in words]
 
 
 def _torchrun(world: int) -> str:
@@ -133,10 +154,7 @@ def _check_by_hand(dt: Any) -> None:
             f"--distributed-no-spawn starts one worker per CUDA device, and there is none: nothing "
             f"would be trained. On CPU {right}"
         )
-    # The rank's default is 0, so only the command line tells whether it was given.
-    given = [a.split("=")[0].lstrip("+").replace("_", "-").rsplit(".")[-1] for a in sys.argv[1:]]
-    given = [a.lstrip("-") for a in given]
-    if world > 1 and "distributed-init-method" in given and "distributed-rank" not in given:
+    if world > 1 and _given("distributed-init-method") and not _given("distributed-rank"):
         raise ValueError(
             f"--distributed-rank is missing: all {world} workers would be rank 0. On CPU {right}"
         )

@@ -9,11 +9,6 @@ fi
 user_dir=$root/fairseq_dpq
 [ "$PWD" = "$root" ] && user_dir=fairseq_dpq
 
-# glibc gives large freed blocks back to the kernel and faults their pages in again at every step;
-# kept, a training step on a CPU takes a fifth less time.
-export MALLOC_MMAP_MAX_="${MALLOC_MMAP_MAX_:-0}"
-export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-4000000000}"
-
 run_module() { # MODULE [ARGUMENTS...]: run it, from the checkout where the package is not installed
     if ! "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("fairseq_dpq") is None)'; then
         PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}

@@ -6,19 +6,15 @@ usage() {
     cat <<'TEXT'
 usage: scripts/score_nmt.sh DATASET CHECKPOINT [fairseq-generate flags...]
   DATASET     iwslt15-en-vi | iwslt15-vi-en | wmt19 | multi30k
-  CHECKPOINT  of scripts/train_nmt.sh, fairseq-dpq-compact or fairseq-dpq-quantize
+  CHECKPOINT  of scripts/train_nmt.sh, fairseq-dpq-compact or fairseq-dpq-quantize; A.pt:B.pt
+              translates with both
 Flags after CHECKPOINT come last and win, e.g. --gen-subset valid or --beam 1.
 Environment:
   DATA     binarised data          (default: data-bin/iwslt15, wmt19 or multi30k)
-  OUT      folder of the output    (default: CHECKPOINT without .pt)
+  OUT      folder of the output    (default: the first CHECKPOINT without .pt)
   DRY_RUN  1: print the command, do not run it
   PYTHON   the interpreter         (default: the checkout's .venv, else python3)
 TEXT
-}
-
-fail() {
-    echo "score_nmt.sh: $*" >&2
-    exit 2
 }
 
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
@@ -27,6 +23,7 @@ dataset=$1 checkpoint=$2
 shift 2
 
 . "$(dirname "$0")/python.sh"
+. "$(dirname "$0")/launch.sh"
 
 case $dataset in
 iwslt15-en-vi) folder=iwslt15 source=en target=vi ;;
@@ -35,14 +32,19 @@ wmt19 | multi30k) folder=$dataset source=en target=de ;;
 *) fail "DATASET '$dataset' is unknown; choose iwslt15-en-vi, iwslt15-vi-en, wmt19 or multi30k" ;;
 esac
 
-subset=test previous=''
+subset=test out=${OUT:-${checkpoint%%.pt*}} previous=''
 for word in "$@"; do
-    case $word in --gen-subset=*) subset=${word#*=} ;; esac
-    if [ "$previous" = --gen-subset ]; then subset=$word; fi
+    case $word in
+    --gen-subset=*) subset=${word#*=} ;;
+    --results-path=*) out=${word#*=} ;;
+    esac
+    case $previous in
+    --gen-subset) subset=$word ;;
+    --results-path) out=$word ;;
+    esac
     previous=$word
 done
 data=${DATA:-data-bin/$folder}
-out=${OUT:-${checkpoint%.pt}}
 case $dataset in
 iwslt15-*)
     set -- --beam 10 --batch-size 32 "$@"
@@ -63,20 +65,14 @@ set -- "$data" --user-dir "$user_dir" --path "$checkpoint" --results-path "$out"
     --task translation --source-lang $source --target-lang $target --gen-subset $subset "$@"
 
 if [ "${DRY_RUN:-0}" = 0 ]; then
-    [ -f "$checkpoint" ] || fail "no file CHECKPOINT '$checkpoint'; run: scripts/train_nmt.sh $dataset METHOD"
+    printf '%s\n' "$checkpoint" | tr : '\n' | while read -r file; do
+        [ -f "$file" ] || fail "no file CHECKPOINT '$file'; run: scripts/train_nmt.sh $dataset METHOD"
+    done
     [ -f "$reference" ] || fail "no $reference; run: scripts/prepare_$folder.sh, or set DATA"
 fi
-printf 'fairseq-generate'
-for word in "$@"; do
-    case $word in *[!A-Za-z0-9_./:=,+-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
-done
-echo
+show fairseq-generate "$@"
 [ "${DRY_RUN:-0}" = 0 ] || exit 0
 "$python" -m fairseq_cli.generate "$@"
-if ! "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("fairseq_dpq") is None)'; then
-    PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-    export PYTHONPATH
-fi
 set -- "$out/generate-$subset.txt" --reference "$reference"
 [ -z "$tokenized" ] || set -- "$@" --tokenized-reference "$tokenized"
-exec "$python" -m fairseq_dpq.cli.score "$@"
+run_module fairseq_dpq.cli.score "$@"

@@ -8,19 +8,17 @@ usage: scripts/train_lm.sh DATASET SIZE METHOD [fairseq-train flags...]
   DATASET  ptb | wikitext2                       (scripts/prepare_DATASET.sh makes data-bin/DATASET)
   SIZE     small | medium | large | transformer  (LSTMs of Zaremba et al., 2014; transformer_lm)
   METHOD   full | sx | vq                        (plain table, DPQ-SX, DPQ-VQ)
-Flags after METHOD come last and win, e.g. --max-epoch 2 or --dpq-K 16.
+Flags after METHOD come last and win, e.g. --max-epoch 2 or --dpq-K 16; give such a variant a
+SAVE_DIR of its own, for the command goes on from the checkpoint it finds there.
 Environment:
   DATA      binarised data               (default: data-bin/DATASET)
   SAVE_DIR  checkpoints                  (default: checkpoints/DATASET_SIZE_METHOD)
-  WORKERS   how many processes train     (default: WORLD_SIZE as torchrun sets it, else all GPUs)
+  WORKERS   how many processes train     (default: WORLD_SIZE as torchrun sets it, else
+                                          --distributed-world-size, else all GPUs; --cpu: 1)
+  SHARE     0: no --dpq-share-subspaces, which all LSTM rows of the paper have
   DRY_RUN   1: print the command, do not run it
   PYTHON    the interpreter              (default: the checkout's .venv, else python3)
 TEXT
-}
-
-fail() {
-    echo "train_lm.sh: $*" >&2
-    exit 2
 }
 
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
@@ -29,6 +27,7 @@ dataset=$1 size=$2 method=$3
 shift 3
 
 . "$(dirname "$0")/python.sh"
+. "$(dirname "$0")/launch.sh"
 
 case $dataset in
 ptb | wikitext2) ;;
@@ -44,10 +43,9 @@ full | sx | vq) ;;
 esac
 
 # The paper's batch is 20 lanes whatever the number of workers; fairseq counts them per worker.
-workers=${WORKERS:-${WORLD_SIZE:-}}
-[ -n "$workers" ] ||
-    workers=$("$python" -c 'import torch; print(torch.cuda.device_count() or 1)') ||
-    fail "$python cannot import torch; set PYTHON, or run: make setup"
+count_workers "$@"
+# shellcheck disable=SC2086 # a flag and its number, or nothing
+set -- $start_flags "$@"
 
 # K and D; sharing is on in all rows of the paper.
 K='' D='' share=--dpq-share-subspaces
@@ -62,12 +60,17 @@ medium-vq) K=128 D=50 ;;
 large-sx | large-vq) K=16 D=50 ;;
 transformer-sx | transformer-vq) K=32 D=64 share='' ;;
 esac
+case ${SHARE:-1} in
+0) share='' ;;
+1) ;;
+*) fail "SHARE '$SHARE' is neither 0 nor 1" ;;
+esac
 
 case $size in
 small | medium | large)
     lanes=20
     [ $((lanes % workers)) -eq 0 ] ||
-        fail "WORKERS $workers does not divide $lanes lanes; take 1, 2, 4, 5, 10 or 20"
+        fail "$counted do not divide $lanes lanes; set WORKERS to 1, 2, 4, 5, 10 or 20"
     # steps, clip, epochs at lr 1.0 plus one, factor per epoch from there, epochs
     case $size in
     small) steps=20 clip=3 anneal=5 shrink=0.5 epochs=15 ;;
@@ -85,7 +88,7 @@ small | medium | large)
 transformer)
     # 32 blocks of 128 tokens an update, whatever the number of workers.
     [ $((32 % workers)) -eq 0 ] ||
-        fail "WORKERS $workers does not divide 32 blocks; take 1, 2, 4, 8, 16 or 32"
+        fail "$counted do not divide 32 blocks; set WORKERS to 1, 2, 4, 8, 16 or 32"
     set -- --task language_modeling --arch transformer_lm \
         --decoder-embed-dim 512 --decoder-input-dim 512 --decoder-output-dim 512 \
         --decoder-ffn-embed-dim 2048 --decoder-layers 6 --decoder-attention-heads 8 \
@@ -110,12 +113,8 @@ set -- "$data" --user-dir "$user_dir" --save-dir \
     "${SAVE_DIR:-checkpoints/${dataset}_${size}_$method}" --no-epoch-checkpoints \
     --log-format simple --log-interval 200 "$@"
 
-if [ "${RANK:-0}" = 0 ]; then
-    printf 'fairseq-train'
-    for word in "$@"; do
-        case $word in *[!A-Za-z0-9_./:=,+-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
-    done
-    echo
+if [ "${RANK:-${SLURM_PROCID:-0}}" = 0 ]; then
+    show fairseq-train "$@"
 fi
 [ "${DRY_RUN:-0}" = 0 ] || exit 0
 exec "$python" -m fairseq_cli.train "$@"

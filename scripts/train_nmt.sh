@@ -9,12 +9,13 @@ usage: scripts/train_nmt.sh DATASET METHOD [fairseq-train flags...]
            wmt19                          (scripts/prepare_wmt19.sh makes data-bin/wmt19)
            multi30k                       (scripts/prepare_multi30k.sh makes data-bin/multi30k)
   METHOD   full | sx | vq                 (plain table, DPQ-SX, DPQ-VQ)
-Flags after METHOD come last and win, e.g. --max-update 100 or --dpq-K 16.
+Flags after METHOD come last and win, e.g. --max-update 100 or --dpq-K 16; give such a variant a
+SAVE_DIR of its own, for the command goes on from the checkpoint it finds there.
 Environment:
   DATA      binarised data               (default: data-bin/iwslt15, wmt19 or multi30k)
   SAVE_DIR  checkpoints                  (default: checkpoints/DATASET_METHOD)
   WORKERS   how many processes train     (default: WORLD_SIZE as torchrun sets it, else
-                                          --distributed-world-size, else all GPUs)
+                                          --distributed-world-size, else all GPUs; --cpu: 1)
   BATCH     what an update sees: sentences, for multi30k tokens    (default: the recipe's)
   MICRO     what a worker takes at once at most, in the same unit  (default: the recipe's);
             --update-freq makes up the rest
@@ -23,23 +24,13 @@ Environment:
 TEXT
 }
 
-fail() {
-    echo "train_nmt.sh: $*" >&2
-    exit 2
-}
-
-number() { # NAME VALUE
-    case $2 in
-    '' | *[!0-9]* | 0*) fail "$1 '$2' is not a positive number" ;;
-    esac
-}
-
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 [ $# -ge 2 ] || { usage >&2; exit 2; }
 dataset=$1 method=$2
 shift 2
 
 . "$(dirname "$0")/python.sh"
+. "$(dirname "$0")/launch.sh"
 
 case $dataset in
 iwslt15-en-vi) folder=iwslt15 source=en target=vi ;;
@@ -57,59 +48,52 @@ if [ "${DRY_RUN:-0}" = 0 ] && [ ! -f "$data/dict.$source.txt" ]; then
     fail "no dict.$source.txt in DATA '$data'; run: scripts/prepare_$folder.sh"
 fi
 
-world='' own_batch='' previous=''
+own_batch=''
 for word in "$@"; do
     case $word in
-    --distributed-world-size=*) world=${word#*=} ;;
     --batch-size* | --max-sentences* | --max-tokens* | --update-freq*) own_batch=1 ;;
     esac
-    if [ "$previous" = --distributed-world-size ]; then world=$word; fi
-    previous=$word
 done
-
-# A launcher that starts other numbers than the batch was worked out for would change the training.
-launched=${WORLD_SIZE:-$world}
-workers=${WORKERS:-$launched}
-if [ -n "${WORKERS:-}" ] && [ -n "$launched" ] && [ "$WORKERS" != "$launched" ]; then
-    fail "WORKERS $WORKERS, but $launched are started (WORLD_SIZE or --distributed-world-size);" \
-        "leave WORKERS out"
-fi
-if [ -z "$workers" ] && [ "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 ]; then
-    fail "srun started $SLURM_STEP_NUM_TASKS tasks; add for one worker per task:" \
-        "--distributed-world-size $SLURM_STEP_NUM_TASKS --distributed-port 29500"
-fi
-[ -n "$workers" ] ||
-    workers=$("$python" -c 'import torch; print(torch.cuda.device_count() or 1)') ||
-    fail "$python cannot import torch; set PYTHON, or run: make setup"
-number WORKERS "$workers"
-# fairseq would start as many as there are GPUs.
-if [ -n "${WORKERS:-}" ] && [ -z "$launched" ]; then
-    set -- --distributed-world-size "$workers" "$@"
-fi
+count_workers "$@"
+# shellcheck disable=SC2086 # a flag and its number, or nothing
+set -- $start_flags "$@"
 
 # What an update sees, what a worker takes at once, K and D. floor: a batch holds the longest pair.
 unit=sentences K='' D=''
 case $dataset-$method in
 iwslt15-*-sx) K=32 D=32 ;;
-iwslt15-*-vq) K=128 D=128 ;;
+iwslt15-*-vq)
+    # The paper adds the error up over the 512 dimensions. By the mean, SGD at rate 1 would move
+    # the 128 x 128 centroids by 2 / (128 * 512) of their error in an update: not at all.
+    K=128 D=128
+    set -- --dpq-reg-weight 512 "$@"
+    ;;
 wmt19-sx | wmt19-vq) K=32 D=128 ;;
 multi30k-sx | multi30k-vq) K=32 D=64 ;;
 esac
 case $dataset in
 iwslt15-*) batch=128 micro=128 length=100 floor=2048 ;;
 wmt19) batch=2048 micro=128 length=64 floor=1024 ;;
-multi30k) batch=4096 micro=2048 unit=tokens ;;
+multi30k) batch=4096 micro=2048 unit=tokens floor=128 ;;
 esac
 batch=${BATCH:-$batch} micro=${MICRO:-$micro}
 number BATCH "$batch"
 number MICRO "$micro"
 [ $((batch % workers)) -eq 0 ] ||
-    fail "WORKERS $workers does not divide BATCH $batch ($unit); take another number of workers," \
+    fail "$counted do not divide BATCH $batch ($unit); take another number (WORKERS)," \
         "or set BATCH to a multiple of $workers"
 share=$((batch / workers))
 freq=$(((share + micro - 1) / micro))
 while [ $((share % freq)) -ne 0 ]; do freq=$((freq + 1)); done
-micro=$((share / freq))
+most=$micro micro=$((share / freq))
+if [ $freq -gt 1 ] && [ $((2 * micro)) -lt "$most" ]; then
+    fail "BATCH $batch over $workers worker(s) does not split into equal parts near MICRO $most" \
+        "($unit); take another BATCH, e.g. $(((batch + most * workers - 1) / (most * workers) * most * workers))"
+fi
+if [ $unit = tokens ] && [ $micro -lt $floor ]; then
+    fail "$micro $unit for a worker at once do not hold the longest pair; at least $floor: fewer" \
+        "workers, or a larger BATCH"
+fi
 
 if [ $unit = tokens ]; then
     set -- --max-tokens $micro --update-freq $freq "$@"
@@ -160,11 +144,7 @@ set -- "$data" --user-dir "$user_dir" --save-dir \
     --task translation --source-lang $source --target-lang $target "$@"
 
 if [ "${RANK:-${SLURM_PROCID:-0}}" = 0 ]; then
-    printf 'fairseq-train'
-    for word in "$@"; do
-        case $word in *[!A-Za-z0-9_./:=,+-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
-    done
-    echo
+    show fairseq-train "$@"
     [ -n "$own_batch" ] ||
         echo "train_nmt.sh: $batch $unit an update = $workers worker(s) x $micro x $freq" >&2
 fi

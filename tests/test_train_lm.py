@@ -85,8 +85,13 @@ def test_settings_of_zaremba(size: str, method: str, expected: tuple) -> None:
 def test_workers_share_the_lanes_and_later_flags_win() -> None:
     assert _parse("ptb", "small", "full", WORKERS="4").batch_size == 5
     assert _parse("ptb", "small", "full", WORKERS="", WORLD_SIZE="2").batch_size == 10
-    a = _parse("ptb", "small", "sx", "--dpq-K", "16", "--max-epoch", "2")
-    assert (a.dpq_K, a.max_epoch) == (16, 2)
+    flag = ["--distributed-world-size", "5"]
+    assert _parse("ptb", "small", "full", *flag, WORKERS="").batch_size == 4
+    # WORKERS is also what fairseq starts, unless a launcher has started them.
+    assert _parse("ptb", "small", "full", WORKERS="4").distributed_world_size == 4
+    assert _parse("ptb", "small", "full", "--cpu", WORKERS="").batch_size == 20
+    a = _parse("ptb", "small", "sx", "--dpq-K", "16", "--max-epoch", "2", SHARE="0")
+    assert (a.dpq_K, a.max_epoch, a.dpq_share_subspaces) == (16, 2, False)
     tied = _parse("wikitext2", "transformer", "vq", "--share-decoder-input-output-embed")
     assert tied.share_decoder_input_output_embed
     assert (tied.decoder_embed_dim, tied.decoder_input_dim, tied.decoder_output_dim) == (512,) * 3
@@ -99,10 +104,15 @@ def test_workers_share_the_lanes_and_later_flags_win() -> None:
         ("penn small sx", {}, "DATASET 'penn' is unknown; choose ptb or wikitext2"),
         ("ptb tiny sx", {}, "SIZE 'tiny' is unknown"),
         ("ptb small pq", {}, "METHOD 'pq' is unknown"),
-        ("ptb small sx", {"WORKERS": "3"}, "WORKERS 3 does not divide 20 lanes"),
+        ("ptb small sx", {"WORKERS": "3"}, "3 workers do not divide 20 lanes; set WORKERS to 1, 2"),
+        ("ptb small sx", {"WORKERS": "0"}, "WORKERS '0' is not a positive number"),
+        ("ptb small sx", {"WORKERS": "4", "WORLD_SIZE": "2"}, "WORKERS 4, but 2 are started"),
+        ("ptb small sx", {"WORKERS": "", "SLURM_STEP_NUM_TASKS": "4"},
+         "--distributed-world-size 4 --distributed-port 29500"),
+        ("ptb small sx", {"SHARE": "no"}, "SHARE 'no' is neither 0 nor 1"),
         ("ptb small sx", {"DATA": "nowhere"}, "no dict.txt in DATA 'nowhere'"),
     ],
-)
+)  # fmt: skip
 def test_refusals(args: str, env: dict[str, str], message: str) -> None:
     done = _run(*args.split(), **env)
     assert done.returncode == 2

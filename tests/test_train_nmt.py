@@ -69,7 +69,7 @@ def _parse(*args: str, **env: str) -> Any:
 def _page_commands() -> list[str]:
     """The lines of the page's sh blocks, continued ones joined, and the commands of its table."""
     blocks = re.findall(r"^```sh\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    lines = filter(None, "".join(blocks).replace("\\\n", " ").splitlines())
     inline = re.findall(r"`(scripts/train_nmt\.sh [^`]+)`", README)
     return sorted({" ".join(shlex.split(line, comments=True)) for line in [*lines, *inline]})
 
@@ -382,7 +382,10 @@ def test_two_workers_train_as_one_process(
          "scripts/prepare_iwslt15.sh"),
         ("wmt19 sx", {"DATA": "nowhere"}, "run: scripts/prepare_wmt19.sh"),
         ("multi30k sx", {"DATA": "nowhere"}, "run: scripts/prepare_multi30k.sh"),
-        ("wmt19 sx", {"WORKERS": "3"}, "WORKERS 3 does not divide BATCH 2048 (sentences)"),
+        ("wmt19 sx", {"WORKERS": "3"}, "3 workers do not divide BATCH 2048 (sentences)"),
+        ("wmt19 sx", {"WORKERS": "2", "BATCH": "2042"}, "take another BATCH, e.g. 2048"),
+        ("multi30k sx", {"WORKERS": "64"}, "64 tokens for a worker at once do not hold"),
+        ("wmt19 sx", {"WORKERS": "8", "SLURM_JOB_ID": "7"}, "torchrun --nproc_per_node 8"),
         ("wmt19 sx", {"WORKERS": "two"}, "WORKERS 'two' is not a positive number"),
         ("wmt19 sx", {"WORKERS": "1", "MICRO": "0"}, "MICRO '0' is not a positive number"),
         ("wmt19 sx", {"WORKERS": "4", "WORLD_SIZE": "2"}, "WORKERS 4, but 2 are started"),
@@ -471,6 +474,15 @@ def test_score_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     expected = 100 * (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25
     assert [float(x) for x in re.findall(r"BLEU = ([0-9.]+)", text)] == [round(expected, 2)] * 2
     assert re.findall(r"tok:(\w+)", text) == ["13a", "none"]
+
+    # An unknown word is left out of running text, and a wrong word among tokens.
+    out.write_text("D-1\t-1\tg h i j\nD-0\t-1\ta b c d <unk> ,\n")
+    running.write_text("a b c d,\ng h i j\n")
+    tokenized.write_text("a b c d f ,\ng h i j\n")
+    assert score.main(argv) == 0
+    expected = 100 * (9 / 10 * 6 / 8 * 4 / 6 * 2 / 4) ** 0.25
+    found = re.findall(r"BLEU = ([0-9.]+)", capsys.readouterr().out)
+    assert [float(x) for x in found] == [100, round(expected, 2)]
 
     running.write_text("a b c d, f\n")
     assert score.main(argv[:3]) == 2

@@ -180,6 +180,17 @@ def test_one_process_stays_one_process(work: Path, monkeypatch: pytest.MonkeyPat
     assert cfg.distributed_training == parsed(work).distributed_training
 
 
+def test_count_that_the_batch_was_made_for(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts leave their number of workers in the environment."""
+    argv = [str(work / "nowhere"), "--arch", "transformer", *fsq.TINY]
+    monkeypatch.setenv("FAIRSEQ_DPQ_WORKERS", "4")
+    with pytest.raises(ValueError, match="worked out for 4 workers, but 1 would be started"):
+        fsq.main("train", argv)
+    monkeypatch.setenv("FAIRSEQ_DPQ_WORKERS", "1")
+    with pytest.raises(Exception, match="nowhere"):  # goes on as far as the missing data
+        fsq.main("train", argv)
+
+
 def parsed(work: Path, *flags: str) -> object:
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf

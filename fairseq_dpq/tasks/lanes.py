@@ -3,12 +3,15 @@ Every token of the corpus is the target of exactly one step of exactly one lane.
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any, Callable
 
 import torch
 from fairseq.data import FairseqDataset, iterators
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 class TokenStream(FairseqDataset):
@@ -124,17 +127,18 @@ class LaneIterator(iterators.EpochBatchIterator):
 
     def load_state_dict(self, place: dict[str, Any]) -> None:
         done = place.get("iterations_in_epoch", 0)
-        if done > 0:
-            here = (self.lanes.total_lanes, self.lanes.steps)
-            saved = (place.get("total_lanes"), place.get("steps"))
-            if saved != here:
-                raise ValueError(
-                    f"the checkpoint stopped in the middle of an epoch over {saved[0]} lanes of "
-                    f"{saved[1]} steps, this run has {here[0]} (--batch-size times workers) of "
-                    f"{here[1]} (--tokens-per-sample); keep both or pass --reset-dataloader"
-                )
-            if "hidden_state" in place:
-                first = self.lanes.first_lane
-                mine = place["hidden_state"][:, first : first + self.lanes.lanes]
-                self.set_state(done - 1, mine)
+        here = (self.lanes.total_lanes, self.lanes.steps)
+        saved = (place.get("total_lanes"), place.get("steps"))
+        if done > 0 and saved != here:
+            logger.warning(
+                "the checkpoint stopped in the middle of epoch %s over %s lanes of %s steps; this "
+                "run has %d (--batch-size times workers) of %d (--tokens-per-sample) and starts "
+                "that epoch anew",
+                *(place.get("epoch"), *saved, *here),
+            )
+            place = {**place, "iterations_in_epoch": 0}
+        elif done > 0 and "hidden_state" in place:
+            first = self.lanes.first_lane
+            mine = place["hidden_state"][:, first : first + self.lanes.lanes]
+            self.set_state(done - 1, mine)
         super().load_state_dict(place)

@@ -47,7 +47,8 @@ class StatefulLanguageModelingTask(FairseqTask):
         super().__init__(cfg, **kwargs)
         if cfg.tokens_per_sample < 1:
             raise ValueError(
-                f"--tokens-per-sample {cfg.tokens_per_sample} is not positive; 20 or 35 is usual"
+                f"--tokens-per-sample {cfg.tokens_per_sample} is not positive; 20 or 35 is usual "
+                "(fairseq-eval-lm subtracts --context-window from it: leave that out)"
             )
         self.dictionary = Dictionary.load(os.path.join(self._paths()[0], "dict.txt"))
         logger.info("dictionary: %d types", len(self.dictionary))
@@ -111,6 +112,11 @@ class StatefulLanguageModelingTask(FairseqTask):
         lanes = LaneDataset(
             dataset, max_sentences or 1, self.cfg.tokens_per_sample, num_shards, shard_id
         )
+        if dataset.split.startswith("train"):
+            logger.info(
+                "%s: %d lanes, %d on each of %d workers",
+                *(dataset.split, lanes.total_lanes, lanes.lanes, num_shards),
+            )
         # The iterator must not shard: this worker's lanes are all in *lanes*.
         return LaneIterator(
             lanes,
@@ -134,6 +140,11 @@ class StatefulLanguageModelingTask(FairseqTask):
             raise ValueError(
                 f"--context-window {context_window}: --task stateful_lm carries the whole past; "
                 "leave it out"
+            )
+        if kwargs.get("num_shards", 1) > 1:
+            raise ValueError(
+                f"{kwargs['num_shards']} workers would each score a part of the split, and only "
+                "the first one's figure is printed; pass --distributed-world-size 1"
             )
         kwargs.pop("max_positions", None)
         iterator = self.get_batch_iterator(dataset, max_sentences=batch_size or 1, **kwargs)
