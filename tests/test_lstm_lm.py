@@ -107,6 +107,9 @@ def test_training_and_evaluation_lanes_do_not_mix() -> None:
     assert torch.equal(again, second)
     third, _ = model(tokens[:, 8:], segment=2)
     torch.testing.assert_close(third, expected[:, 8:], rtol=0, atol=1e-6)
+    # So do all segments of an update, with --update-freq 2.
+    again = [model(tokens[:, 4 * i : 4 * i + 4], segment=i)[0] for i in (1, 2)]
+    assert torch.equal(again[0], second) and torch.equal(again[1], third)
     model.decoder.reset_state(training=True)
     assert model.decoder.carried_state(training=True) is None
     assert model.decoder.carried_state(training=False)[0] == 2

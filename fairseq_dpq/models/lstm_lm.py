@@ -22,6 +22,7 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 State = Tuple[Tensor, Tensor]  # hidden and cell, each (layers, lanes, hidden)
+_RETRIES = 16  # segments that can be taken again: the --update-freq of an update that overflows
 
 
 @dataclass
@@ -42,10 +43,11 @@ class ZarembaLSTMConfig(FairseqDataclass):
 
 
 class Carried(NamedTuple):
-    """State on entry to and exit from the last segment seen; entry is None for zeros."""
+    """State at the end of the last segment seen, and on entry to it and to some before it; None
+    stands for zeros."""
 
     segment: int
-    entry: Optional[State]
+    entries: Dict[int, Optional[State]]
     exit: State
 
 
@@ -113,7 +115,11 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
                 incremental_state, "cached_state", {"hidden": end[0], "cell": end[1]}
             )
         elif segment is not None:
-            self._carried[self.training] = Carried(segment, state, end)
+            before = self._carried[self.training]
+            entries = {} if before is None or segment == 0 else dict(before.entries)
+            entries[segment] = state
+            entries.pop(segment - _RETRIES, None)
+            self._carried[self.training] = Carried(segment, entries, end)
         x = self.dropout(x).transpose(0, 1)
         return self.output_projection(x), {"attn": None}  # (lanes, steps, n)
 
@@ -122,9 +128,10 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
         carried = self._carried[self.training]
         if segment == 0:
             return None
-        if carried is not None and carried.segment in (segment - 1, segment):
-            # The same segment again is a retry (loss scale overflow, out of memory).
-            state = carried.exit if carried.segment == segment - 1 else carried.entry
+        if carried is not None and (carried.segment == segment - 1 or segment in carried.entries):
+            # A segment seen before is a retry (loss scale overflow under --amp, out of memory).
+            again = carried.segment != segment - 1
+            state = carried.entries[segment] if again else carried.exit
             if state is None or state[0].size(1) == lanes:
                 return state
         logger.warning(
@@ -147,7 +154,7 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
     def set_carried_state(self, training: bool, segment: int, state: Tensor) -> None:
         """Go on as if `segment` had just ended in `state`, as `carried_state` gives them."""
         hidden, cell = state.detach().chunk(2)
-        self._carried[training] = Carried(segment, None, (hidden, cell))
+        self._carried[training] = Carried(segment, {}, (hidden, cell))
 
     def _cached(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> Optional[State]:
         cached = self.get_incremental_state(incremental_state, "cached_state")
