@@ -48,7 +48,7 @@ def make_parser(name: str, description: str) -> argparse.ArgumentParser:
         help="do not check these files (all, if none is named); documented counts then "
         "give a warning instead of an error")  # fmt: skip
     add("--retries", type=int, default=4, metavar="N",
-        help="attempts without progress before the next mirror (default: %(default)s)")  # fmt: skip
+        help="times an address is tried again without progress (default: %(default)s)")  # fmt: skip
     add("--workers", type=int, default=cores(), metavar="N",
         help="processes (default: all cores, here %(default)s)")  # fmt: skip
     add("--force", action="store_true", help="build again even if nothing has changed")
@@ -102,8 +102,16 @@ class Run:
         """Make --out by `build`, unless it stands there made from the same files and options.
 
         With --from the files themselves are compared. Without it the options (which hold the
-        addresses' checksums) say it all: the downloads may have been deleted since.
+        addresses' checksums) say it all, and the stamp's result names the files that were used:
+        the downloads may have been deleted since.
         """
+
+        def recorded(folder: Path) -> Result:
+            result = build(folder)
+            if self.args.from_dir is None:
+                result["inputs"] = self.sources.hashes(self.sources.used)
+            return result
+
         check_replaceable(self.out)
         key: Result = {"dataset": self.name, "options": {**options, **self._checksum_options()}}
         if self.args.from_dir is not None:
@@ -111,7 +119,7 @@ class Run:
         result = None if self.args.force else is_current(self.out, key)
         state = "up to date, nothing to do"
         if result is None:
-            result = build_folder(self.out, key, build, force=True)
+            result = build_folder(self.out, key, recorded, force=True)
             state = "done"
         self._finish(report(result), state)
 

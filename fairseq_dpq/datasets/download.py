@@ -17,12 +17,12 @@ import urllib.parse
 import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from tqdm import tqdm
 
 from fairseq_dpq.datasets.checksums import UNKNOWN, Checks, Digest, mismatch
-from fairseq_dpq.datasets.errors import PrepareError
+from fairseq_dpq.datasets.errors import PrepareError, Unfit
 
 # Two of the hosts answer 403 to Python's own User-Agent.
 USER_AGENT = (
@@ -46,8 +46,40 @@ class _GiveUp(Exception):
     """This address cannot serve the file; the next one may."""
 
 
+class _Wrong(_GiveUp):
+    """This address serves other bytes than the documented ones."""
+
+
 class _TryAgain(Exception):
     """The connection failed; the same address may work in a moment."""
+
+
+def _opener(seconds: float) -> urllib.request.OpenerDirector:
+    """urllib's own, with a shorter time limit until the connection stands."""
+
+    def within(connection: http.client.HTTPConnection, connect: Callable[[], None]) -> None:
+        patience, connection.timeout = connection.timeout, seconds
+        connect()
+        connection.timeout = patience
+        connection.sock.settimeout(patience)
+
+    class Plain(http.client.HTTPConnection):
+        def connect(self) -> None:
+            within(self, super().connect)
+
+    class Secure(http.client.HTTPSConnection):
+        def connect(self) -> None:
+            within(self, super().connect)
+
+    class PlainHandler(urllib.request.HTTPHandler):
+        def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Plain, req)
+
+    class SecureHandler(urllib.request.HTTPSHandler):
+        def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Secure, req)
+
+    return urllib.request.build_opener(PlainHandler, SecureHandler)
 
 
 def progress(total: int | None, label: str, unit: str = "B", initial: int = 0) -> Any:
@@ -65,7 +97,10 @@ def progress(total: int | None, label: str, unit: str = "B", initial: int = 0) -
 
 
 class Downloader:
-    """Fetches `Remote`s into one folder and remembers which files were verified."""
+    """Fetches `Remote`s into one folder and remembers which files were verified.
+
+    An address that failed is not asked again by the same Downloader.
+    """
 
     def __init__(
         self,
@@ -74,6 +109,7 @@ class Downloader:
         mirrors: Sequence[str] = (),
         retries: int = 4,
         timeout: float = 60.0,
+        connect_timeout: float = 15.0,
         wait: float = 1.0,
     ) -> None:
         self.folder = folder
@@ -82,6 +118,10 @@ class Downloader:
         self.retries = retries
         self.timeout = timeout
         self.wait = wait
+        self._open = _opener(connect_timeout).open
+        self._failed: dict[str, tuple[str, bool]] = {}  # address -> reason, wrong bytes?
+        self._unfit: dict[str, str] = {}  # name of a file that is of no use as documented
+        self._origin: dict[str, str] = {}  # name -> the address it came from in this run
 
     def addresses(self, remote: Remote) -> list[str]:
         """Where to look: under each --mirror by full path, then by name; else the built-in URLs."""
@@ -95,6 +135,8 @@ class Downloader:
 
     def get(self, remote: Remote) -> Path:
         """The verified file, downloaded if it is not there yet."""
+        if remote.name in self._unfit:
+            raise Unfit(self._unfit[remote.name])
         target = self.folder / remote.name
         digest = self.checks.digest(remote.name, remote.digest)
         if target.exists():
@@ -107,32 +149,57 @@ class Downloader:
             print(f"{target}: {reason}; fetching it again", file=sys.stderr)
             target.unlink()
         self.folder.mkdir(parents=True, exist_ok=True)
-        reasons: list[str] = []
-        for url in self.addresses(remote):
+        addresses = self.addresses(remote)
+        for url in addresses:
+            if url in self._failed:
+                continue
             try:
                 self._from_address(url, target, digest)
             except _GiveUp as error:
-                reasons.append(f"{url}: {error}")
+                self._failed[url] = str(error), isinstance(error, _Wrong)
+                print(f"{url}: {error}", file=sys.stderr)
                 continue
             self._remember(target, digest)
+            self._origin[remote.name] = url
             return target
-        raise PrepareError(f"cannot download {remote.name}: {'; '.join(reasons)}")
+        reasons = "; ".join(f"{url}: {self._failed[url][0]}" for url in addresses)
+        wrong = any(self._failed[url][1] for url in addresses)
+        raise (Unfit if wrong else PrepareError)(f"cannot download {remote.name}: {reasons}")
+
+    def reject(self, remote: Remote, reason: str, wrong: bool) -> None:
+        """Throw away a file that proved unusable; the next `get` goes to the next address."""
+        target = self.folder / remote.name
+        digest = self.checks.digest(remote.name, remote.digest)
+        if digest.best() is not None and mismatch(target, digest) is None:
+            # The documented file: every address has it, and loading it again would not help.
+            self._unfit[remote.name] = reason
+            return
+        target.unlink()
+        self._forget(target)
+        url = self._origin.pop(remote.name, None)
+        if url is not None:
+            self._failed[url] = reason, wrong
+        print(f"{url or target}: {reason}; thrown away", file=sys.stderr)
 
     def _from_address(self, url: str, target: Path, digest: Digest) -> None:
         part = target.with_name(target.name + ".part")
         failures = 0
+        restarted = False
+        furthest = self._start(part, url, digest)
         while True:
             resumed = self._start(part, url, digest)
-            before = resumed
             try:
                 self._transfer(url, part, resumed, target.name, digest)
             except _TryAgain as error:
                 now = part.stat().st_size if part.exists() else 0
                 # Only attempts that brought nothing count: a flaky line may need many resumes.
-                failures = 0 if now > before else failures + 1
+                failures = 0 if now > furthest else failures + 1
+                furthest = max(furthest, now)
+                attempt = f"attempt {failures} of {self.retries + 1}: {error}"
                 if failures > self.retries:
                     kept = f"; {now} bytes kept in {part.name}" if now else ""
-                    raise _GiveUp(f"{error}{kept}") from error
+                    raise _GiveUp(f"{attempt}{kept}") from error
+                print(f"{url}: {attempt if failures else f'{error}; going on'}", file=sys.stderr)
                 time.sleep(min(30.0, self.wait * 2 ** min(failures, 5)))
                 continue
             reason = mismatch(part, digest)
@@ -142,9 +209,11 @@ class Downloader:
                 return
             part.unlink()
             self._meta(part).unlink()
-            if not resumed:
-                raise _GiveUp(reason)
-            # The kept beginning may have been another version: once more from byte 0.
+            if restarted or not resumed:
+                raise _Wrong(reason)
+            # The kept beginning may have been another version.
+            print(f"{url}: {reason}; once more from byte 0", file=sys.stderr)
+            restarted, furthest = True, 0
 
     def _start(self, part: Path, url: str, digest: Digest) -> int:
         """How many bytes of NAME.part can be kept."""
@@ -165,13 +234,15 @@ class Downloader:
                 headers["If-Range"] = meta["etag"]
         request = urllib.request.Request(url, headers=headers)
         try:
-            response = urllib.request.urlopen(request, timeout=self.timeout)
+            response = self._open(request, timeout=self.timeout)
         except urllib.error.HTTPError as error:
             with error:
                 if error.code == 416 and offset:
                     whole = (error.headers.get("Content-Range") or "").rpartition("/")[2]
                     if whole == str(offset):
                         return
+                    if whole.isdigit():
+                        self._size(int(whole), digest)
                     part.unlink()
                     raise _TryAgain("the kept part is longer than the file") from error
                 if error.code in _TRANSIENT:
@@ -192,7 +263,10 @@ class Downloader:
             else:
                 offset = 0  # the server sends the whole file
             length = response.headers.get("Content-Length")
-            total = offset + int(length) if length and length.isdigit() else digest.size
+            total = digest.size
+            if length and length.isdigit():
+                total = offset + int(length)
+                self._size(total, digest)
             self._room(part, (total or 0) - offset)
             etag = response.headers.get("ETag") or ""
             record = {"url": url, "etag": "" if etag.startswith("W/") else etag}
@@ -220,10 +294,15 @@ class Downloader:
                 done += len(block)
                 bar.update(len(block))
 
+    def _size(self, whole: int, digest: Digest) -> None:
+        """Refuse a file of another length before it is transferred; kept bytes stay."""
+        if digest.size is not None and whole != digest.size:
+            raise _Wrong(f"wrong size: {whole} bytes, expected {digest.size}")
+
     def _room(self, part: Path, needed: int) -> None:
         free = shutil.disk_usage(part.parent).free
         if needed > free:
-            raise PrepareError(
+            raise Unfit(
                 f"{part.parent}: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; "
                 "pass --work DIR on a larger disk"
             )
@@ -250,9 +329,21 @@ class Downloader:
 
     def _remember(self, path: Path, digest: Digest) -> None:
         """Spare the next run the hashing of 9 GB: size and time say the file is unchanged."""
-        index = self.folder / "verified.json"
-        known = self._read_json(index)
+        known = self._read_json(self.folder / "verified.json")
         known[path.name] = self._record(path, digest)
+        self._write_index(known)
+
+    def _forget(self, path: Path) -> None:
+        known = self._read_json(self.folder / "verified.json")
+        known.pop(path.name, None)
+        self._write_index(known)
+
+    def _write_index(self, known: dict[str, Any]) -> None:
+        index = self.folder / "verified.json"
+        if not known:
+            if index.exists():
+                index.unlink()
+            return
         fresh = index.with_name(index.name + ".tmp")
         fresh.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")
         os.replace(fresh, index)

@@ -1,4 +1,4 @@
-"""The one exception of the prepare scripts.
+"""The exception of the prepare scripts, and two kinds of it that tell what may follow.
 
 Its text is a single line for the user; the command line prints it and exits with code 2.
 """
@@ -11,3 +11,11 @@ class PrepareError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+class Unfit(PrepareError):
+    """Wrong bytes, or no room for them: only a file with a known checksum may stand in."""
+
+
+class Rejected(PrepareError):
+    """A download proved unusable; fetching again takes the next address or route."""

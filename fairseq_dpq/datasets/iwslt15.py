@@ -130,7 +130,7 @@ def _copy_split(
 
 def _build(run: Run, folder: Path) -> Result:
     files = wanted()
-    paths = run.sources.unpack(run.sources.fetch(files), files)
+    paths = run.sources.obtain(files)
     text = folder / "text"
     text.mkdir()
     (folder / "raw").mkdir()

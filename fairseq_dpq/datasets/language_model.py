@@ -76,8 +76,7 @@ def _require_splits(run: Run, data: TextSet, splits: list[str]) -> None:
 
 def _build(run: Run, data: TextSet, splits: list[str], folder: Path) -> Result:
     wanted = [data.files[split] for split in splits]
-    held = run.sources.fetch(wanted)
-    paths = run.sources.unpack(held, wanted)
+    paths = run.sources.obtain(wanted)
     vocabulary: set[str] = set()
     counts: dict[str, list[int]] = {}
     for split in splits:

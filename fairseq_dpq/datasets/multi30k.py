@@ -82,7 +82,7 @@ def _clean_train(pair: tuple[Path, Path], folder: Path) -> tuple[list[Path], Cou
 def _build(run: Run, splits: dict[str, str], folder: Path) -> Result:
     """Fill the folder; `splits` maps fairseq's names (valid, test, test1) to the set's."""
     files = [item for split in ("train", *splits.values()) for item in wanted(split)]
-    paths = run.sources.unpack(run.sources.fetch(files), files)
+    paths = run.sources.obtain(files)
     args = run.args
     # Encoded text goes beside the binarised data and is taken away before the folder is done.
     encoded = folder / "encoded"

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Callable, Mapping, Sequence, Tuple, TypeVar
 
 from fairseq_dpq.datasets.archives import extract
 from fairseq_dpq.datasets.checksums import UNKNOWN, Checks, Digest, hash_file
 from fairseq_dpq.datasets.download import Downloader, Remote
-from fairseq_dpq.datasets.errors import PrepareError
+from fairseq_dpq.datasets.errors import PrepareError, Rejected, Unfit
+
+T = TypeVar("T")
+_Choice = Tuple[str, bool, Callable[[], T]]  # its name, whether a checksum is known, the attempt
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,11 @@ class Held:
 
     path: Path
     route: Route | None = None
+    downloaded: bool = False
+
+    @property
+    def member(self) -> str | None:
+        return None if self.route is None else self.route.member
 
 
 class Sources:
@@ -50,6 +61,8 @@ class Sources:
         self.folder = folder
         self.work = work
         self.downloader = downloader
+        self.used: dict[str, Held] = {}  # all that was fetched and not rejected
+        self._said: set[str] = set()
         if folder is not None and not folder.is_dir():
             raise PrepareError(f"--from {folder}: no such folder")
 
@@ -68,27 +81,69 @@ class Sources:
         for route in wanted.routes:
             if route.member is None:
                 continue
-            for name in [route.remote.name, *(u.rsplit("/", 1)[-1] for u in route.remote.urls)]:
-                if (self.folder / name).is_file():
-                    return Held(self.folder / name, route)
+            # Never by the end of an address: WMT18 and WMT19 both have a test.tgz.
+            if (self.folder / route.remote.name).is_file():
+                return Held(self.folder / route.remote.name, route)
         return None
+
+    def obtain(self, wanted: Sequence[Wanted]) -> dict[str, Path]:
+        """Fetch and unpack; a download that cannot be unpacked gives way to the next one."""
+        while True:
+            with suppress(Rejected):  # the address is not taken again, so this comes to an end
+                return self.unpack(self.fetch(wanted), wanted)
 
     def fetch(self, wanted: Sequence[Wanted]) -> dict[str, Held]:
         """Find or download every wanted file, checked but not yet unpacked."""
-        if self.folder is None:
-            return {item.name: self._network(item) for item in wanted}
-        self._require_all(wanted)  # before any time goes into checksums
-        return {item.name: self._local(item) for item in wanted}
+        return self.fetch_first([wanted])[1]
+
+    def fetch_first(self, forms: Sequence[Sequence[Wanted]]) -> tuple[int, dict[str, Held]]:
+        """The first of several forms of a text that can be had: its index and its files."""
+        if self.folder is not None:
+            self._require_all(forms[0])  # before any time goes into checksums
+            found = 0, {item.name: self._local(item) for item in forms[0]}
+        else:
+            hint = "run again to resume, or pass --from DIR with the files in it"
+            try:
+                found = self._first([self._form(*form) for form in enumerate(forms)])
+            except PrepareError as error:
+                raise PrepareError(f"{error} ({hint})") from error
+        self.used.update(found[1])
+        return found
+
+    def checked(self, held: Mapping[str, Held], wanted: Sequence[Wanted]) -> bool:
+        """Whether a checksum has shown every one of these files to be the documented one."""
+        found = [(item, held[item.name].route) for item in wanted]
+        return all(route is not None and self._known(item, route) for item, route in found)
+
+    def reject(self, held: Mapping[str, Held], wanted: Sequence[Wanted], error: Exception) -> None:
+        """These files cannot be used: if they were downloaded, arrange for others and say so."""
+        known = False
+        remotes: dict[Remote, None] = {}
+        for item in wanted:
+            found = held[item.name]
+            if found.route is None or not found.downloaded:
+                return
+            known = known or self._known(item, found.route)
+            remotes[found.route.remote] = None
+            self.used.pop(item.name, None)
+        for remote in remotes:
+            self.downloader.reject(remote, str(error), wrong=known)
+        raise Rejected(str(error)) from error
 
     def unpack(self, held: Mapping[str, Held], wanted: Sequence[Wanted]) -> dict[str, Path]:
         """Paths of the files themselves; each archive is read once."""
         paths: dict[str, Path] = {}
         for item in wanted:
-            archive, route = held[item.name].path, held[item.name].route
-            if route is None:
+            archive = held[item.name].path
+            if held[item.name].member is None:
                 paths[item.name] = archive
             elif item.name not in paths:
-                paths.update(self._extract(archive, held, wanted))
+                holds = [other for other in wanted if held[other.name].path == archive]
+                try:
+                    paths.update(self._extract(archive, held, holds))
+                except PrepareError as error:
+                    self.reject(held, holds, error)
+                    raise
         return paths
 
     def hashes(self, held: Mapping[str, Held]) -> dict[str, str]:
@@ -114,28 +169,64 @@ class Sources:
             self.checks.require(held.path, held.route.remote.name, held.route.remote.digest)
         return held
 
+    def _known(self, item: Wanted, route: Route) -> bool:
+        """Whether a checksum tells if this route brings the right file."""
+        digests = [self.checks.digest(route.remote.name, route.remote.digest)]
+        if route.member is not None:
+            digests.append(self.checks.digest(item.name, item.digest))
+        return any(digest.best() is not None for digest in digests)
+
+    def _form(self, index: int, wanted: Sequence[Wanted]) -> _Choice[tuple[int, dict[str, Held]]]:
+        routes = [(item, route) for item in wanted for route in item.routes]
+        name = ", ".join(dict.fromkeys(item.routes[0].remote.name for item in wanted))
+        known = all(self._known(item, route) for item, route in routes)
+        return name, known, lambda: (index, {item.name: self._network(item) for item in wanted})
+
     def _network(self, item: Wanted) -> Held:
+        def attempt(route: Route) -> Held:
+            return Held(self.downloader.get(route.remote), route, downloaded=True)
+
+        return self._first(
+            [(r.remote.name, self._known(item, r), partial(attempt, r)) for r in item.routes]
+        )
+
+    def _first(self, choices: Sequence[_Choice[T]]) -> T:
+        """The first choice that can be had.
+
+        After wrong bytes, or for want of room, nothing without a checksum is taken instead.
+        """
         reasons: list[str] = []
-        for route in item.routes:
-            try:
-                path = self.downloader.get(route.remote)
-            except PrepareError as error:
-                reasons.append(str(error))
+        failure = ""
+        careful = False
+        for name, known, attempt in choices:
+            if careful and not known:
+                reasons.append(f"{name} is not taken instead, as no checksum is known for it")
                 continue
-            return Held(path, route if route.member is not None else None)
-        hint = "run again to resume, or pass --from DIR with the files in it"
-        raise PrepareError(f"{'; '.join(reasons)} ({hint})")
+            if failure:
+                doubt = "" if known else " (no checksum is known for it)"
+                self._say(f"{failure}; trying {name} instead{doubt}")
+            try:
+                return attempt()
+            except PrepareError as error:
+                careful = careful or isinstance(error, Unfit)
+                failure = str(error)
+                reasons.append(failure)
+        raise (Unfit if careful else PrepareError)("; ".join(reasons))
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            print(message, file=sys.stderr)
 
     def _extract(
-        self, archive: Path, held: Mapping[str, Held], wanted: Sequence[Wanted]
+        self, archive: Path, held: Mapping[str, Held], holds: Sequence[Wanted]
     ) -> dict[str, Path]:
         folder = self.work / "extracted" / archive.name
-        holds = [item for item in wanted if held[item.name].path == archive]
         members: dict[str, Path] = {}
         for item in holds:
-            route = held[item.name].route
-            assert route is not None and route.member is not None
-            members[route.member] = folder / item.name
+            member = held[item.name].member
+            assert member is not None
+            members[member] = folder / item.name
         extract(archive, members)
         for item in holds:
             try:

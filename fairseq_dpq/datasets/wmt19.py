@@ -10,7 +10,7 @@ import random
 import shutil
 import sys
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Iterator
 
@@ -18,8 +18,8 @@ from fairseq_dpq.datasets import readers, subwords
 from fairseq_dpq.datasets.binarize import dictionary_size, preprocess
 from fairseq_dpq.datasets.cli import Result, Run, make_parser, run_main
 from fairseq_dpq.datasets.download import progress
-from fairseq_dpq.datasets.errors import PrepareError
-from fairseq_dpq.datasets.sources import Wanted
+from fairseq_dpq.datasets.errors import PrepareError, Rejected
+from fairseq_dpq.datasets.sources import Held, Wanted
 from fairseq_dpq.datasets.stamps import build_folder
 from fairseq_dpq.datasets.text import ordered_map, parallel_chunks
 from fairseq_dpq.datasets.wmt19_files import CORPORA, HELD_OUT, PAIRS, Corpus, Variant
@@ -57,20 +57,19 @@ def _choose_local(run: Run, corpus: Corpus) -> Variant:
 
 def _clean_corpus(run: Run, corpus: Corpus) -> tuple[Path, Result, Result]:
     """Download, unpack and clean one corpus; returns its folder, the stage's key and counts."""
-    variants = _variants(run, corpus)
     if run.args.from_dir is not None:
         variants = [_choose_local(run, corpus)]
-    reasons = []
-    for variant in variants:
-        if run.args.from_dir is None and not all(item.routes for item in variant.files):
-            continue
-        try:
-            held = run.sources.fetch(variant.files)
-            break
-        except PrepareError as error:
-            reasons.append(str(error))
     else:
-        raise PrepareError("; ".join(reasons))
+        variants = [v for v in _variants(run, corpus) if all(item.routes for item in v.files)]
+    while True:
+        with suppress(Rejected):  # the next one is taken
+            index, held = run.sources.fetch_first([variant.files for variant in variants])
+            return _clean_variant(run, corpus, variants[index], held)
+
+
+def _clean_variant(
+    run: Run, corpus: Corpus, variant: Variant, held: dict[str, Held]
+) -> tuple[Path, Result, Result]:
     key: Result = {
         "corpus": corpus.name,
         "kind": variant.kind,
@@ -81,7 +80,14 @@ def _clean_corpus(run: Run, corpus: Corpus) -> tuple[Path, Result, Result]:
     def build(partial: Path) -> Result:
         run.say(f"{corpus.name}: reading and cleaning")
         paths = run.sources.unpack(held, variant.files)
-        files = [paths[item.name] for item in variant.files]
+        try:
+            return read(partial, [paths[item.name] for item in variant.files])
+        except PrepareError as error:
+            if not run.sources.checked(held, variant.files):
+                run.sources.reject(held, variant.files, error)
+            raise
+
+    def read(partial: Path, files: list[Path]) -> Result:
         if variant.kind == "tsv":
             tasks = readers.tsv_tasks(files[0], variant.languages)
         elif variant.kind == "tmx":
@@ -101,17 +107,22 @@ def _clean_corpus(run: Run, corpus: Corpus) -> tuple[Path, Result, Result]:
         return dict(counts)
 
     counts = build_folder(folder, key, build, force=run.args.force)
-    shutil.rmtree(run.work / "extracted", ignore_errors=True)
+    if not run.args.keep:  # by now, for want of room
+        shutil.rmtree(run.work / "extracted", ignore_errors=True)
     return folder, key, counts
 
 
 def _held_out(run: Run, name: str) -> tuple[list[str], list[str]]:
     """Source and reference of newstest2018 or newstest2019."""
     title, files, segments = HELD_OUT[name]
-    paths = run.sources.unpack(run.sources.fetch(files), files)
+    paths = run.sources.obtain(files)
     pair = readers.read_sgm_pair(paths[files[0].name], paths[files[1].name])
     run.expect(f"{title} segments", len(pair[0]), segments)
     return pair
+
+
+def _archives(run: Run, name: str) -> list[str]:
+    return sorted({run.sources.used[item.name].path.name for item in HELD_OUT[name][1]})
 
 
 def _text_chunks(folders: list[Path]) -> Iterator[tuple[list[bytes], list[bytes]]]:
@@ -271,6 +282,10 @@ def _build(run: Run, corpora: list[Corpus], folder: Path) -> Result:
         "clean": total,
         "encoded": result["counts"],
         "shards": result["shards"],
+        "files": {
+            **{corpus.name: sorted(stage[1]["inputs"]) for corpus, stage in zip(corpora, stages)},
+            **{name: _archives(run, name) for name in held_out},
+        },
         "held_out": {name: len(pair[0]) for name, pair in held_out.items()},
         "dictionary": dictionary_size(folder / "dict.en.txt"),
     }
@@ -282,10 +297,13 @@ def _dropped(counts: dict[str, int]) -> str:
 
 
 def _report(result: Result) -> list[str]:
-    lines = [
-        f"{name}: {counts['read']:,} read, {counts['kept']:,} pairs kept{_dropped(counts)}"
-        for name, counts in result["corpora"].items()
-    ]
+    # Folders that older versions made do not tell the files.
+    files = {name: ", ".join(names) for name, names in result.get("files", {}).items()}
+    lines = []
+    for name, counts in result["corpora"].items():
+        label = f"{name} ({files[name]})" if name in files else name
+        found = f"{counts['read']:,} read, {counts['kept']:,} pairs kept"
+        lines.append(f"{label}: {found}{_dropped(counts)}")
     known = f" (documented: {PAIRS:,})" if len(result["corpora"]) == len(CORPORA) else ""
     encoded = result["encoded"]
     lines.append(f"after cleaning: {result['clean']:,} pairs{known}")
@@ -294,7 +312,8 @@ def _report(result: Result) -> list[str]:
         + _dropped(encoded)
     )
     for name, number in result["held_out"].items():
-        lines.append(f"{name} ({HELD_OUT[name][0]}): {number:,} pairs")
+        origin = f" from {files[name]}" if name in files else ""
+        lines.append(f"{name} ({HELD_OUT[name][0]}{origin}): {number:,} pairs")
     return [*lines, f"{result['dictionary']:,} dictionary entries in fairseq, joint"]
 
 

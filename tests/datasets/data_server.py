@@ -1,6 +1,6 @@
 """A real HTTP server on localhost for the download tests.
 
-It serves bytes by path, honours Range, and can break off, refuse robots or lie.
+It serves bytes by path, honours Range, and can break off, refuse robots, dawdle or lie.
 """
 
 from __future__ import annotations
@@ -9,9 +9,17 @@ import hashlib
 import io
 import tarfile
 import threading
+import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # a client may hang up at any time
 
 
 class Server:
@@ -21,6 +29,8 @@ class Server:
         self.files: dict[str, bytes] = {}
         self.break_off: dict[str, list[int]] = {}  # path -> bytes to send before hanging up
         self.status: dict[str, int] = {}  # path -> error to answer
+        self.delay: dict[str, float] = {}  # path -> seconds before the answer
+        self.length: dict[str, int] = {}  # path -> Content-Length to claim
         self.browsers_only = False
         self.ignore_range = False
         self.requests: list[tuple[str, str]] = []  # (path, Range header)
@@ -35,14 +45,14 @@ class Server:
             def do_GET(self) -> None:
                 owner.answer(self)
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
+        self.http = _Quiet(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self.http.server_port}"
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         asked = handler.headers.get("Range") or ""
         self.requests.append((handler.path, asked))
+        time.sleep(self.delay.get(handler.path, 0.0))
         robot = "Mozilla" not in (handler.headers.get("User-Agent") or "")
         body = self.files.get(handler.path)
         status = self.status.get(handler.path, 404 if body is None else 200)
@@ -66,7 +76,7 @@ class Server:
             handler.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
         else:
             handler.send_response(200)
-        handler.send_header("Content-Length", str(len(body) - start))
+        handler.send_header("Content-Length", str(self.length.get(handler.path, len(body) - start)))
         handler.end_headers()
         left = self.break_off.get(handler.path) or []
         stop = start + left.pop(0) if left else len(body)
@@ -102,6 +112,11 @@ def write_checksums(path: Path, files: dict[str, bytes]) -> Path:
     lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()]
     path.write_text("".join(lines))
     return path
+
+
+def messages(stderr: str) -> list[str]:
+    """The lines of stderr without progress bars."""
+    return [line for line in stderr.splitlines() if line.strip() and "%|" not in line]
 
 
 def tree(folder: Path) -> list[str]:

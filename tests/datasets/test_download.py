@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import random
+import socket
+import time
 from pathlib import Path
 
 import pytest
-from data_server import Server
+from data_server import Server, messages
 
 from fairseq_dpq.datasets.checksums import Checks, Digest, read_checksum_file
 from fairseq_dpq.datasets.download import Downloader, Remote
-from fairseq_dpq.datasets.errors import PrepareError
+from fairseq_dpq.datasets.errors import PrepareError, Unfit
 
 BODY = random.Random(1).getrandbits(8 * 700_000).to_bytes(700_000, "big")
 GOOD = Digest(size=len(BODY), sha256=hashlib.sha256(BODY).hexdigest())
@@ -125,6 +127,86 @@ def test_changed_file_on_disk_is_fetched_again(server: Server, tmp_path: Path) -
     path = downloader(tmp_path).get(remote)
     path.write_bytes(BODY[:-1])
     assert downloader(tmp_path).get(remote).read_bytes() == BODY
+
+
+def test_a_changed_file_over_a_flaky_line_is_given_up(server: Server, tmp_path: Path) -> None:
+    server.files["/a.bin"] = b"x" * len(BODY)
+    server.break_off["/a.bin"] = [400_000, 10**9] * 10  # every pass breaks off once
+    with pytest.raises(Unfit, match="wrong checksum"):
+        downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+    assert [asked for _, asked in server.requests] == ["", "bytes=400000-"] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_without_range_that_never_finishes(server: Server, tmp_path: Path) -> None:
+    server.files["/a.bin"] = BODY
+    server.ignore_range = True
+    server.break_off["/a.bin"] = [400_000, 300_000] * 10  # further than the last time, in vain
+    with pytest.raises(PrepareError, match="attempt 2 of 2: broke off after 400000 of 700000"):
+        downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+    assert len(server.requests) == 3
+
+
+def test_another_length_is_refused_before_the_transfer(server: Server, tmp_path: Path) -> None:
+    server.files = {"/long": BODY + b"x", "/page": b"a login page", "/good": BODY}
+    server.break_off["/long"] = [1000] * 9
+    server.break_off["/good"] = [5000, 0, 0]
+    urls = tuple(server.url + path for path in ("/long", "/good"))
+    with pytest.raises(Unfit, match="wrong size: 700001 bytes, expected 700000"):
+        downloader(tmp_path).get(Remote("a.bin", urls, GOOD))
+    assert server.requests[:2] == [("/long", ""), ("/good", "")]
+    # Bytes that were kept outlive the answers of addresses with another file.
+    server.requests.clear()
+    urls = tuple(server.url + path for path in ("/page", "/long", "/good"))
+    assert downloader(tmp_path).get(Remote("a.bin", urls, GOOD)).read_bytes() == BODY
+    assert server.requests == [(path, "bytes=5000-") for path in ("/page", "/long", "/good")]
+
+
+def test_attempts_are_told_and_failed_addresses_remembered(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.files["/3"] = BODY
+    server.status = {"/1": 404, "/2": 503}
+    server.break_off["/3"] = [1000]
+    first, second, third = (f"{server.url}/{n}" for n in (1, 2, 3))
+    loader = Downloader(tmp_path, Checks(), retries=2, wait=0.01)
+    for _ in range(3):
+        with pytest.raises(PrepareError, match=r"/1: HTTP 404 .*/2: attempt 3 of 3: HTTP 503"):
+            loader.get(Remote("a.bin", (first, second), GOOD))
+    assert loader.get(Remote("b.bin", (second, third), GOOD)).read_bytes() == BODY
+    assert [path for path, _ in server.requests] == ["/1", "/2", "/2", "/2", "/3", "/3"]
+    assert messages(capsys.readouterr().err) == [
+        f"{first}: HTTP 404 Not Found",
+        f"{second}: attempt 1 of 3: HTTP 503",
+        f"{second}: attempt 2 of 3: HTTP 503",
+        f"{second}: attempt 3 of 3: HTTP 503",
+        f"{third}: broke off after 1000 of 700000 bytes; going on",
+    ]
+
+
+def test_connecting_is_waited_for_less_than_data(server: Server, tmp_path: Path) -> None:
+    server.files["/a.bin"] = BODY
+    server.delay["/a.bin"] = 0.6
+    patient = downloader(tmp_path, timeout=30.0, connect_timeout=0.3)
+    remote = Remote("a.bin", (server.url + "/a.bin",), GOOD)
+    assert patient.get(remote).read_bytes() == BODY
+
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(0)
+    waiting = [socket.socket() for _ in range(4)]  # more than its queue takes; none is accepted
+    try:
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        port = listener.getsockname()[1]
+        start = time.monotonic()
+        with pytest.raises(PrepareError, match=r"no connection \(timed out\)"):
+            patient.get(Remote("b.bin", (f"http://127.0.0.1:{port}/b.bin",), GOOD))
+        assert 0.6 <= time.monotonic() - start < 15.0  # twice 0.3 s
+    finally:
+        for one in [*waiting, listener]:
+            one.close()
 
 
 def test_checksum_file_takes_all_three_kinds(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ One run is broken at its last step, resumed, and compared with a run from unpack
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 import wmt_files as wmt
-from data_server import Server, make_tgz, make_zip, tree, write_checksums
+from data_server import Server, make_tgz, make_zip, messages, tree, write_checksums
 from fairseq.data import Dictionary, data_utils
 
 from fairseq_dpq.datasets import readers, wmt19
@@ -152,7 +153,7 @@ def test_bad_files(
     flags = serve(server, tmp_path, {path: data})
     assert wmt19.main([*flags, "--corpora", corpus, "--workers", "1"]) == 2
     error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert message in error.splitlines()[-1]
     left = {name.split("/")[1] for name in tree(tmp_path / "w") if "/" in name}
     assert not (tmp_path / "bin").exists() and not (tmp_path / "evil").exists()
     assert tree(tmp_path / "w" / "stages") == []
@@ -177,6 +178,78 @@ def test_wrong_checksum_and_server_that_never_finishes(
     part = tmp_path / "w" / "downloads" / "europarl-v9.de-en.tsv.gz.part"
     assert part.read_bytes() == good[:100]
     assert not (tmp_path / "bin").exists()
+
+
+def test_other_forms_are_named_where_they_are_used(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = serve(server, tmp_path)
+    for path, others in wmt.STAND_INS.items():
+        del server.files[path]
+        server.files.update(others)
+    corpora = ["--corpora", "europarl,paracrawl,rapid", "--workers", "1", "--keep"]
+    assert wmt19.main([*flags, *corpora]) == 0
+    captured = capsys.readouterr()
+    told = [line for line in messages(captured.err) if " instead" in line]
+    doubt = " instead (no checksum is known for it)"
+    assert [line.rpartition("; trying ")[2] for line in told] == [
+        f"{name}{doubt}"
+        for name in ("wmt20-dev.tgz", "en-de.bicleaner07.txt.gz", "rapid2019.de-en.tmx.zip")
+    ]
+    assert f"{server.url}{TMX}: HTTP 404 Not Found" in told[1]
+    for line in (
+        "| paracrawl (en-de.bicleaner07.txt.gz): 36 read, 36 pairs kept\n",
+        "| rapid (rapid2019.de-en.tmx.zip): 22 read, 22 pairs kept\n",
+        "| valid (newstest2018 from dev.tgz): 13 pairs\n",
+        "| test (newstest2019 from wmt20-dev.tgz): 12 pairs\n",
+    ):
+        assert line in captured.out
+    result = json.loads((tmp_path / "bin" / "prepare.json").read_text())["result"]
+    text = server.files[TMX.replace(".tmx.", ".txt.")]
+    assert result["inputs"]["en-de.bicleaner07.txt.gz"] == hashlib.sha256(text).hexdigest()
+    assert sorted(result["inputs"]) == [
+        "dev.tgz", "en-de.bicleaner07.txt.gz", "europarl-v9.de-en.tsv.gz",
+        "rapid2019.de-en.tmx.zip", "wmt20-dev.tgz",
+    ]  # fmt: skip
+    # A dead address is asked once, not for each file in its archive.
+    assert [path for path, _ in server.requests].count(TEST) == 1
+    # --keep keeps what was unpacked, for every corpus.
+    kept = {name.split("/")[1] for name in tree(tmp_path / "w") if name.startswith("extracted/")}
+    assert kept == {"dev.tgz", "rapid2019.de-en.tmx.zip", "wmt20-dev.tgz"}
+    assert (tmp_path / "w" / "stages" / "clean-rapid" / "text.de").exists()
+
+
+@pytest.mark.parametrize("path", sorted(wmt.STAND_INS))
+@pytest.mark.parametrize("case", ["bytes", "room"])
+def test_no_other_form_after_wrong_bytes_or_without_room(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, case: str
+) -> None:
+    flags = serve(server, tmp_path)
+    server.files.update(wmt.STAND_INS[path])
+    if case == "bytes":
+        server.files[path] = server.files[path][:-1] + b"\x01"
+    else:
+        server.length[path] = 1 << 60
+    corpus = {TMX: "paracrawl", RAPID: "rapid", TEST: "europarl"}[path]
+    assert wmt19.main([*flags, "--corpora", corpus, "--workers", "1"]) == 2
+    error = messages(capsys.readouterr().err)[-1]
+    assert {"bytes": "wrong checksum: sha256 ", "room": "GB needed, "}[case] in error
+    assert " is not taken instead, as no checksum is known for it" in error
+    asked = {name for name, _ in server.requests}
+    assert path in asked and not asked & wmt.STAND_INS[path].keys()
+
+
+def test_a_bad_file_without_a_checksum_is_not_kept(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*serve(server, tmp_path), "--corpora", "paracrawl", "--paracrawl", "txt"]
+    text = TMX.replace(".tmx.", ".txt.")
+    server.files[text] = gzip.compress(wmt.PARACRAWL_TXT)[:-9]
+    del server.files[TMX]
+    assert wmt19.main([*flags, "--workers", "1"]) == 2
+    error = messages(capsys.readouterr().err)[-1]
+    assert "en-de.bicleaner07.txt.gz: cut short or damaged" in error and "HTTP 404" in error
+    assert not (tmp_path / "w" / "downloads" / "en-de.bicleaner07.txt.gz").exists()
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,17 @@ def _unit(german: str, english: str, lang: str = "xml:lang") -> str:
     return f'<tu tuid="1">\n{variants}</tu>\n'
 
 
-_TMX = (
+_HEAD = (
     '<?xml version="1.0" encoding="UTF-8"?>\n<tmx version="1.4"><header srclang="en"/>\n<body>\n'
+)
+
+
+def tmx(rows: list[tuple[str, str]]) -> bytes:
+    return f"{_HEAD}{''.join(_unit(*row) for row in rows)}</body></tmx>\n".encode()
+
+
+_TMX = (
+    _HEAD
     + "".join(_unit(*pair) for pair in PARACRAWL[:20])
     + '<tu><tuv xml:lang="en"><seg>only English</seg></tuv></tu>\n'
     + '<tu><tuv xml:lang="en"><seg>bad &#x1; one</seg></tuv><tuv xml:lang="de"><seg>x</seg></tuv>'
@@ -124,6 +133,22 @@ ARCHIVES: dict[str, bytes] = {
     ),
 }
 PARACRAWL_TXT = tsv([(english, german) for german, english in PARACRAWL])
+# What is taken instead when these are out of reach: other archives, other forms.
+STAND_INS: dict[str, dict[str, bytes]] = {
+    "/web-language-models/paracrawl/release3/en-de.bicleaner07.tmx.gz": {
+        "/web-language-models/paracrawl/release3/en-de.bicleaner07.txt.gz": gzip.compress(
+            PARACRAWL_TXT
+        )
+    },
+    "/tilde-model/rapid2019.de-en.zip": {
+        "/rapid2019.de-en.tmx.zip": make_zip({"RAPID_2019.de-en.tmx": tmx(RAPID)})
+    },
+    "/wmt19/translation-task/test.tgz": {
+        "/wmt20/translation-task/dev.tgz": make_tgz(
+            {f"dev/{name}": data for name, data in sgm(2019, TEST).items()}
+        )
+    },
+}
 UNPACKED: dict[str, bytes] = {
     "europarl-v9.de-en.tsv": _EUROPARL_TEXT,
     "en-de.bicleaner07.tmx": _TMX,
@@ -135,19 +160,20 @@ UNPACKED: dict[str, bytes] = {
     **sgm(2019, TEST),
 }
 COUNTS = [
-    "europarl: 68 read, 62 pairs kept; dropped: 1 malformed (no second column, or broken "
-    "markup), 1 not UTF-8, 2 document break (both sides empty), 2 one side empty",
-    "paracrawl: 39 read, 36 pairs kept; dropped: 1 one side empty, 2 malformed (no second "
-    "column, or broken markup)",
-    "commoncrawl: 42 read, 40 pairs kept; dropped: 1 document break (both sides empty), 1 one "
-    "side empty",
-    "newscommentary: 32 read, 30 pairs kept; dropped: 2 document break (both sides empty)",
-    "wikititles: 25 read, 25 pairs kept",
-    "rapid: 22 read, 22 pairs kept",
+    "europarl (europarl-v9.de-en.tsv.gz): 68 read, 62 pairs kept; dropped: 1 malformed (no second "
+    "column, or broken markup), 1 not UTF-8, 2 document break (both sides empty), 2 one side empty",
+    "paracrawl (en-de.bicleaner07.tmx.gz): 39 read, 36 pairs kept; dropped: 1 one side empty, "
+    "2 malformed (no second column, or broken markup)",
+    "commoncrawl (training-parallel-commoncrawl.tgz): 42 read, 40 pairs kept; dropped: 1 document "
+    "break (both sides empty), 1 one side empty",
+    "newscommentary (news-commentary-v14.de-en.tsv.gz): 32 read, 30 pairs kept; dropped: "
+    "2 document break (both sides empty)",
+    "wikititles (wikititles-v1.de-en.tsv.gz): 25 read, 25 pairs kept",
+    "rapid (rapid2019.de-en.zip): 22 read, 22 pairs kept",
     "after cleaning: 215 pairs (documented: 38,690,334)",
     "after SentencePiece: 213 pairs in 2 shard(s); dropped: 1 length ratio above 3, 1 more than "
     "250 pieces",
-    "valid (newstest2018): 13 pairs",
-    "test (newstest2019): 12 pairs",
+    "valid (newstest2018 from dev.tgz): 13 pairs",
+    "test (newstest2019 from test.tgz): 12 pairs",
     "300 dictionary entries in fairseq, joint",
 ]

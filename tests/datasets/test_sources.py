@@ -1,0 +1,183 @@
+"""Routes to a file: which may stand in for which, and what becomes of bad downloads.
+
+Against a real server; its log of requests shows what was asked for.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+
+import pytest
+from data_server import Server, make_tgz, messages, tree
+
+from fairseq_dpq.datasets.checksums import UNKNOWN, Checks, Digest
+from fairseq_dpq.datasets.download import Downloader, Remote
+from fairseq_dpq.datasets.errors import PrepareError
+from fairseq_dpq.datasets.sources import Route, Sources, Wanted
+from fairseq_dpq.datasets.wmt19_files import HELD_OUT
+
+TEXT = b"eins\nzwei\n" * 100
+PAGE = b"<html>please log in</html>"
+
+
+def digest(data: bytes) -> Digest:
+    return Digest(len(data), hashlib.sha256(data).hexdigest())
+
+
+def network(work: Path, **kwargs: object) -> Sources:
+    checks = Checks(**kwargs)  # type: ignore[arg-type]
+    return Sources(None, work, Downloader(work / "downloads", checks, retries=0, wait=0.01))
+
+
+def packed(server: Server, name: str, known: Digest = UNKNOWN, *more: str) -> Route:
+    return Route(Remote(name, tuple(server.url + path for path in (f"/{name}", *more)), known), "a")
+
+
+def asked(server: Server) -> list[str]:
+    return [path for path, _ in server.requests]
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (PAGE, "is not a tar, zip or gzip file: it begins with b'<htm'"),
+        (gzip.compress(TEXT)[:-20], "cut short or damaged"),
+        (gzip.compress(TEXT + b"drei\n"), "wrong size: 1005 bytes, expected 1000"),
+    ],
+    ids=["page", "half", "changed"],
+)
+def test_bad_archive_gives_way_to_the_next_address_and_route(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: bytes, why: str
+) -> None:
+    """The checksum is known of the member alone, so that the archive itself looks well."""
+    archive = make_tgz({"a": TEXT})
+    server.files = {"/a.gz": bad, "/second/a.gz": bad, "/b.tgz": archive}
+    routes = packed(server, "a.gz", UNKNOWN, "/second/a.gz"), packed(server, "b.tgz")
+    wanted = [Wanted("a", routes, digest(TEXT))]
+    sources = network(tmp_path)
+    assert sources.obtain(wanted)["a"].read_bytes() == TEXT
+    assert asked(server) == ["/a.gz", "/second/a.gz", "/b.tgz"]
+    lines = messages(capsys.readouterr().err)
+    assert len(lines) == 3
+    for line, path in zip(lines, ("/a.gz", "/second/a.gz")):
+        assert line.startswith(server.url + path) and why in line and line.endswith("thrown away")
+    assert lines[2].startswith("cannot download a.gz: ")
+    assert lines[2].endswith("; trying b.tgz instead")
+    assert [name for name in tree(tmp_path) if name.startswith("downloads")] == [
+        "downloads/b.tgz", "downloads/verified.json"
+    ]  # fmt: skip
+    assert "a.gz" not in (tmp_path / "downloads" / "verified.json").read_text()
+    used = hashlib.sha256(archive).hexdigest()
+    assert sources.hashes(sources.used) == {"b.tgz": used}
+
+
+def test_bad_archive_is_not_kept_for_the_next_run(server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"] = PAGE
+    wanted = [Wanted("a", (packed(server, "a.gz"),), digest(TEXT))]
+    with pytest.raises(PrepareError, match=r"/a\.gz: archive .* is not a tar, zip or gzip file"):
+        network(tmp_path).obtain(wanted)
+    assert tree(tmp_path) == []
+    server.files["/a.gz"] = gzip.compress(TEXT)
+    assert network(tmp_path).obtain(wanted)["a"].read_bytes() == TEXT
+
+    # One that an older run left behind, with its entry in verified.json.
+    (tmp_path / "downloads" / "a.gz").write_bytes(PAGE)
+    network(tmp_path).fetch(wanted)
+    server.requests.clear()
+    assert network(tmp_path).obtain(wanted)["a"].read_bytes() == TEXT
+    assert asked(server) == ["/a.gz"]
+
+
+def test_documented_archive_and_the_users_own_are_kept(server: Server, tmp_path: Path) -> None:
+    foreign = make_tgz({"other": b"1"})
+    server.files["/a.tgz"] = foreign
+    wanted = [Wanted("a", (packed(server, "a.tgz", digest(foreign), "/second/a.tgz"),))]
+    for _ in range(2):
+        with pytest.raises(PrepareError, match="has no member a"):
+            network(tmp_path / "w").obtain(wanted)
+    assert asked(server) == ["/a.tgz"]  # the same bytes again would not help
+
+    mine = tmp_path / "in"
+    mine.mkdir()
+    (mine / "a.tgz").write_bytes(PAGE)
+    sources = Sources(mine, tmp_path / "w2", Downloader(tmp_path / "w2", Checks(frozenset("*"))))
+    with pytest.raises(PrepareError, match="is not a tar, zip or gzip file"):
+        sources.obtain(wanted)
+    assert (mine / "a.tgz").read_bytes() == PAGE
+
+
+def test_nothing_unchecked_stands_in_for_wrong_bytes(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, other = gzip.compress(TEXT), gzip.compress(b"another text\n")
+    server.files = {"/b.gz": other, "/c.gz": good}
+    routes = packed(server, "a.gz", digest(good)), packed(server, "b.gz")
+    wanted = [Wanted("a", routes)]
+    # Out of reach: the other is taken, and said to be.
+    assert network(tmp_path / "1").obtain(wanted)["a"].read_bytes() == b"another text\n"
+    url = f"{server.url}/a.gz"
+    assert messages(capsys.readouterr().err) == [
+        f"{url}: HTTP 404 Not Found",
+        f"cannot download a.gz: {url}: HTTP 404 Not Found; trying b.gz instead (no checksum is "
+        "known for it)",
+    ]
+    # Wrong bytes: it is not, whatever comes in between.
+    refused = "b.gz is not taken instead, as no checksum is known for it"
+    server.requests.clear()
+    server.files["/a.gz"] = PAGE
+    with pytest.raises(PrepareError, match=rf"wrong size: 26 bytes, .*; {refused} \(run again"):
+        network(tmp_path / "2").obtain(wanted)
+    assert asked(server) == ["/a.gz"]
+    known = packed(server, "missing.gz", digest(good))
+    with pytest.raises(PrepareError, match=rf"wrong size: .* HTTP 404 .*; {refused}"):
+        network(tmp_path / "2").obtain([Wanted("a", (routes[0], known, routes[1]))])
+    assert "/b.gz" not in asked(server)
+    # One with a checksum is.
+    known = packed(server, "c.gz", digest(good))
+    found = network(tmp_path / "3").obtain([Wanted("a", (*routes, known))])
+    assert found["a"].read_bytes() == TEXT and "/b.gz" not in asked(server)
+    # Or one whose member has a checksum, which a wrong member does not pass.
+    with pytest.raises(PrepareError, match="wrong size: 13 bytes, expected 1000"):
+        network(tmp_path / "4").obtain([Wanted("a", routes, digest(TEXT))])
+    # With --no-checksum there is nothing to lose.
+    found = network(tmp_path / "5", skip=frozenset("*")).obtain(wanted)
+    assert found["a"].read_bytes() == b"another text\n"
+
+
+def test_nothing_unchecked_stands_in_for_want_of_room(server: Server, tmp_path: Path) -> None:
+    good = gzip.compress(TEXT)
+    server.files = {"/a.gz": good, "/b.gz": good, "/c.gz": good}
+    server.length["/a.gz"] = 1 << 60
+    known = Digest(sha256=digest(good).sha256)
+    unchecked, checked = packed(server, "b.gz"), packed(server, "c.gz", known)
+    for routes in ([unchecked], [unchecked, checked]):
+        wanted = [Wanted("a", (packed(server, "a.gz", known), *routes))]
+        if len(routes) == 1:
+            with pytest.raises(PrepareError, match=r"GB free; .*; b\.gz is not taken instead"):
+                network(tmp_path).obtain(wanted)
+        else:
+            assert network(tmp_path).obtain(wanted)["a"].read_bytes() == TEXT
+    assert "/b.gz" not in asked(server)
+
+
+def test_archives_in_a_folder_go_by_their_own_names(tmp_path: Path) -> None:
+    """test.tgz is WMT19's and never WMT18's; dev.tgz is WMT19's and never WMT20's."""
+    sources = Sources(tmp_path, tmp_path / "w", Downloader(tmp_path / "w", Checks()))
+    source = {name: HELD_OUT[name][1][0] for name in ("valid", "test")}
+
+    def found() -> list[tuple[str, str] | None]:
+        held = [sources.locate(source[name]) for name in ("valid", "test")]
+        return [h and (h.path.name, h.route.remote.urls[0].split("/")[3]) for h in held]  # type: ignore[union-attr]
+
+    (tmp_path / "test.tgz").touch()
+    assert found() == [None, ("test.tgz", "wmt19")]
+    (tmp_path / "wmt18-test.tgz").touch()
+    assert found() == [("wmt18-test.tgz", "wmt18"), ("test.tgz", "wmt19")]
+    for name in ("test.tgz", "wmt18-test.tgz"):
+        (tmp_path / name).unlink()
+    (tmp_path / "dev.tgz").touch()
+    assert found() == [("dev.tgz", "wmt19"), None]
+    (tmp_path / "wmt20-dev.tgz").touch()
+    assert found() == [("dev.tgz", "wmt19"), ("wmt20-dev.tgz", "wmt20")]
