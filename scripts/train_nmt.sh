@@ -69,12 +69,12 @@ iwslt15-*-vq)
     set -- --dpq-reg-weight 512 "$@"
     ;;
 wmt19-sx | wmt19-vq) K=32 D=128 ;;
-multi30k-sx | multi30k-vq) K=32 D=64 ;;
+multi30k-sx | multi30k-vq) K=32 D=32 ;;
 esac
 case $dataset in
 iwslt15-*) batch=128 micro=128 length=100 floor=2048 ;;
 wmt19) batch=2048 micro=128 length=64 floor=1024 ;;
-multi30k) batch=4096 micro=2048 unit=tokens floor=128 ;;
+multi30k) batch=2048 micro=1024 unit=tokens floor=128 ;;
 esac
 batch=${BATCH:-$batch} micro=${MICRO:-$micro}
 number BATCH "$batch"
@@ -125,14 +125,14 @@ wmt19)
     ;;
 multi30k)
     set -- --arch transformer --share-decoder-input-output-embed \
-        --encoder-layers 3 --encoder-embed-dim 256 --encoder-ffn-embed-dim 512 \
+        --encoder-layers 4 --encoder-embed-dim 128 --encoder-ffn-embed-dim 256 \
         --encoder-attention-heads 4 \
-        --decoder-layers 3 --decoder-embed-dim 256 --decoder-ffn-embed-dim 512 \
-        --decoder-attention-heads 4 --dropout 0.3 \
+        --decoder-layers 4 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 \
+        --decoder-attention-heads 4 --dropout 0.2 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
-        --optimizer adam --adam-betas '(0.9, 0.98)' --lr 0.002 \
-        --lr-scheduler inverse_sqrt --warmup-updates 1000 --warmup-init-lr 1e-07 \
-        --max-epoch 20 "$@"
+        --optimizer adam --adam-betas '(0.9, 0.98)' --lr 0.003 \
+        --lr-scheduler inverse_sqrt --warmup-updates 800 --warmup-init-lr 1e-07 \
+        --max-epoch 12 "$@"
     ;;
 esac
 if [ $method != full ]; then

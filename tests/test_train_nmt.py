@@ -136,7 +136,7 @@ def test_update_sees_the_same_batch_with_any_number_of_workers(count: int) -> No
     assert row is not None
     page = [int(x) for x in row.groups()]
     got = []
-    for name, batch in (("iwslt15-en-vi", 128), ("wmt19", 2048), ("multi30k", 4096)):
+    for name, batch in (("iwslt15-en-vi", 128), ("wmt19", 2048), ("multi30k", 2048)):
         words = _words("train_nmt.sh", name, "full", WORLD_SIZE=str(count))
         value = {a: b for a, b in zip(words, words[1:]) if a.startswith("--")}
         size = int(value.get("--batch-size", value["--max-tokens"]))
@@ -175,7 +175,7 @@ def test_rows_have_the_compression_ratios_of_the_page() -> None:
             if name.startswith("iwslt15"):
                 assert paper is not None and cr == pytest.approx(float(paper.group(1)), rel=6e-3)
             assert a.dpq_method == method and cr >= 14
-    assert DPQConfig(K=32, D=64).compression_ratio(8000, 256) >= 20
+    assert DPQConfig(K=32, D=32).compression_ratio(8000, 128) >= 20
 
 
 @pytest.fixture(scope="module")
@@ -244,9 +244,9 @@ def test_wmt19_is_transformer_base_with_sm3(toy: Path) -> None:
 def test_multi30k_all_embeddings_are_one_table(toy: Path) -> None:
     _, model = _built(toy, "multi30k", "sx", "--share-all-embeddings", "--dpq-embeddings", "all")
     assert model.encoder.embed_tokens is model.decoder.embed_tokens
-    assert model.encoder.embed_tokens.config.D == 64
+    assert model.encoder.embed_tokens.config.D == 32
     n = model.encoder.embed_tokens.num_embeddings
-    full = [name for name, p in model.named_parameters() if p.shape == (n, 256)]
+    full = [name for name, p in model.named_parameters() if p.shape == (n, 128)]
     assert [name.rsplit(".", 1)[1] for name in full] == ["query"]
 
 
@@ -384,7 +384,7 @@ def test_two_workers_train_as_one_process(
         ("multi30k sx", {"DATA": "nowhere"}, "run: scripts/prepare_multi30k.sh"),
         ("wmt19 sx", {"WORKERS": "3"}, "3 workers do not divide BATCH 2048 (sentences)"),
         ("wmt19 sx", {"WORKERS": "2", "BATCH": "2042"}, "take another BATCH, e.g. 2048"),
-        ("multi30k sx", {"WORKERS": "64"}, "64 tokens for a worker at once do not hold"),
+        ("multi30k sx", {"WORKERS": "32"}, "64 tokens for a worker at once do not hold"),
         ("wmt19 sx", {"WORKERS": "8", "SLURM_JOB_ID": "7"}, "torchrun --nproc_per_node 8"),
         ("wmt19 sx", {"WORKERS": "two"}, "WORKERS 'two' is not a positive number"),
         ("wmt19 sx", {"WORKERS": "1", "MICRO": "0"}, "MICRO '0' is not a positive number"),
@@ -423,7 +423,7 @@ def test_runs_what_it_prints_and_scores_it(
     words = runs[0][2:]
     words[words.index("--user-dir") + 1] = fsq.USER_DIR
     log = fsq.main("train", words)
-    assert re.search(r"encoder\.embed_tokens: \d+ x 256 -> DPQ sx K=32 D=16; compression", log)
+    assert re.search(r"encoder\.embed_tokens: \d+ x 128 -> DPQ sx K=32 D=16; compression", log)
     assert "decoder.embed_tokens: left as it is" in log
 
     printed, runs = _ran(
