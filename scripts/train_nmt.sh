@@ -130,9 +130,8 @@ multi30k)
         --decoder-layers 4 --decoder-embed-dim 128 --decoder-ffn-embed-dim 256 \
         --decoder-attention-heads 4 --dropout 0.2 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
-        --optimizer adam --adam-betas '(0.9, 0.98)' --lr 0.003 \
-        --lr-scheduler inverse_sqrt --warmup-updates 800 --warmup-init-lr 1e-07 \
-        --max-epoch 12 "$@"
+        --optimizer adam --adam-betas '(0.9, 0.98)' --lr 0.003 --lr-scheduler polynomial_decay \
+        --warmup-updates 300 --total-num-update 3000 --max-update 3000 "$@"
     ;;
 esac
 if [ $method != full ]; then

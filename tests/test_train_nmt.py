@@ -275,7 +275,8 @@ def test_starts_on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 # The recipe on toy data: a smaller model, and no dropout, whose masks depend on the process.
 TOY = (
     "--encoder-layers 1 --decoder-layers 1 --dpq-D 16 --dropout 0 --cpu --num-workers 0 "
-    "--max-update 4 --disable-validation --log-interval 1 --lr 0.01 --warmup-updates 2"
+    "--max-update 4 --disable-validation --log-interval 1 --lr 0.01 --warmup-updates 2 "
+    "--total-num-update 8"
 )
 TORCHRUN = "torchrun --nproc_per_node {} --no_python scripts/train_nmt.sh multi30k {}"
 
