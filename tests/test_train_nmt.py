@@ -290,7 +290,7 @@ def _port() -> str:
 def _launch(toy: Path, save: Path, commands: list[tuple[str, dict[str, str]]]) -> str:
     """Start all commands at once, each with its environment, as lines of the page; all output."""
     clean = {k: v for k, v in os.environ.items() if k not in LAUNCH and "SLURM" not in k}
-    clean |= {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "BATCH": "200", "MICRO": "100"}
+    clean |= {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "BATCH": "256", "MICRO": "128"}
     clean |= {"DATA": str(toy), "SAVE_DIR": str(save)}
     processes = []
     for command, env in commands:
@@ -324,7 +324,7 @@ def alone(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         if method not in runs:
             save = tmp_path_factory.mktemp(f"alone-{method}")
             text = _launch(toy, save, [(f"scripts/train_nmt.sh multi30k {method}", {})])
-            assert "200 tokens an update = 1 worker(s) x 100 x 2" in text
+            assert "256 tokens an update = 1 worker(s) x 128 x 2" in text
             runs[method] = text, fsq.weights(save / "checkpoint_last.pt")
         return runs[method]
 
@@ -361,7 +361,7 @@ def test_two_workers_train_as_one_process(
             for r in ("0", "1")
         ]
     text = _launch(toy, tmp_path / "two", commands)
-    assert "200 tokens an update = 2 worker(s) x 100 x 1" in text
+    assert "256 tokens an update = 2 worker(s) x 128 x 1" in text
     assert text.count("training on 2 devices") == 1, "rank 1 must not train on its own"
 
     log, one = alone(method)
