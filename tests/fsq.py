@@ -13,6 +13,7 @@ import os
 import random
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,13 @@ def script(name: str) -> str:
     """Path of a console script (fairseq-train, torchrun, ...) of this very interpreter."""
     path = Path(sys.executable).parent / name
     return str(path) if path.exists() else name
+
+
+def free_port() -> str:
+    """A port of this host where workers can meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def run(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from argparse import Namespace
@@ -281,12 +280,6 @@ TOY = (
 TORCHRUN = "torchrun --nproc_per_node {} --no_python scripts/train_nmt.sh multi30k {}"
 
 
-def _port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def _launch(toy: Path, save: Path, commands: list[tuple[str, dict[str, str]]]) -> str:
     """Start all commands at once, each with its environment, as lines of the page; all output."""
     clean = {k: v for k, v in os.environ.items() if k not in LAUNCH and "SLURM" not in k}
@@ -339,7 +332,7 @@ def test_two_workers_train_as_one_process(
 ) -> None:
     """Every way of the page to start workers, with two CPU processes. srun itself is not at hand:
     what it starts is, with its variables and a scontrol that names this host."""
-    port = _port()
+    port = fsq.free_port()
     if way == "torchrun":
         commands = [(TORCHRUN.format(f"2 --master_port {port}", method), {})]
     elif way == "two nodes":

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import re
-import socket
 from pathlib import Path
 
 import fsq
@@ -249,9 +248,7 @@ def _worker(argv: list[str], log: Path) -> None:
 
 
 def _two_workers(data: Path, save: Path, updates: int, *more: str) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = fsq.free_port()
     flags = _flags(data, save, updates, "--batch-size", str(LANES // 2), *more)
     flags += ["--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-no-spawn"]
     flags += ["--distributed-world-size", "2", "--distributed-backend", "gloo"]

@@ -5,7 +5,6 @@ that cannot work says so. The yardstick is one process with --update-freq 2.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
@@ -76,14 +75,8 @@ def start_both(work: Path, command: list[str], envs: list[dict]) -> list[str]:
     return outputs
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def torchrun(work: Path, command: list[str]) -> subprocess.CompletedProcess:
-    port = str(free_port())
+    port = fsq.free_port()
     launch = ["torchrun", "--nproc_per_node", "2", "--master_port", port, "--no_python"]
     return fsq.run([*launch, fsq.script(command[0]), *command[1:]], cwd=work)
 
@@ -97,7 +90,11 @@ def test_torchrun_then_resumed_by_hand(work: Path) -> None:
     command = two_workers(work, "two", "--max-update", "4", "--ddp-backend", "pytorch_ddp")
     if fairseq.__version__ == "0.12.2":  # has parameters that only inference uses
         command.append("--find-unused-parameters")
-    command += ["--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-rank"]
+    command += [
+        "--distributed-init-method",
+        f"tcp://127.0.0.1:{fsq.free_port()}",
+        "--distributed-rank",
+    ]
     command += ["RANK", "--distributed-world-size", "2", "--distributed-no-spawn"]
     log = start_both(work, command, [{}, {}])[0]
     assert "Loaded checkpoint" in log and "num_updates 4" in log
@@ -122,7 +119,7 @@ def slurm(tmp: Path, tasks: int = 2, rank: int = 0) -> dict[str, str]:
 
 
 def test_workers_started_by_srun(work: Path) -> None:
-    flags = ["--distributed-world-size", "2", "--distributed-port", str(free_port())]
+    flags = ["--distributed-world-size", "2", "--distributed-port", fsq.free_port()]
     command = two_workers(work, "slurm", "--max-update", "2", *LEGACY, *flags)
     start_both(work, command, [slurm(work, rank=r) for r in (0, 1)])
     assert_same_training(work, "slurm", 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from pathlib import Path
 
 import fsq
@@ -33,12 +32,6 @@ train.cli_main()
 """
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def run(corpus: Path, where: Path, dpq: str, *flags: str, workers: int, updates: int = 4) -> str:
     where.mkdir(parents=True)
     (where / "worker.py").write_text(WORKER)
@@ -47,7 +40,7 @@ def run(corpus: Path, where: Path, dpq: str, *flags: str, workers: int, updates:
     if workers == 1:
         done = fsq.run(["python", *argv])
     else:
-        start = ["--nproc_per_node", str(workers), "--master_port", free_port()]
+        start = ["--nproc_per_node", str(workers), "--master_port", fsq.free_port()]
         done = fsq.run(["torchrun", *start, *argv])
     return done.stdout + done.stderr
 
@@ -101,7 +94,7 @@ def test_resume_with_two_workers(corpus, tmp_path) -> None:
     run(corpus, where, VQ, workers=2, updates=2)
     (where / "worker.py").unlink()
     argv = [corpus, "--user-dir", fsq.USER_DIR, *TIED, *RUN, "--save-dir", where, *VQ.split()]
-    start = ["--nproc_per_node", "2", "--master_port", free_port()]
+    start = ["--nproc_per_node", "2", "--master_port", fsq.free_port()]
     done = fsq.run(
         ["torchrun", *start, "--no_python", fsq.script("fairseq-train"), *argv, "--max-update", "3"]
     )
