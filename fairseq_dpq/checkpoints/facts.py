@@ -58,12 +58,18 @@ def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict
     tables = record.tables if record else {}
     taken = {name for path, table in tables.items() for name in named(path, table)}
     out = []
+    first: dict[
+        tuple[int, torch.Size], str
+    ] = {}  # where a tensor is stored: the first of its names
     for key, tensor in checkpoint.weights.items():
         module = key.rsplit(".", 1)[0]
         if module in taken or tensor.dim() != 2:
             continue
+        twin = first.setdefault((tensor.data_ptr(), tensor.shape), key)
         if _POSITIONS.search(key):
             why = "positions, not tokens"
+        elif twin != key and (_TOKENS.search(key) or _OUTPUT.search(key)):
+            why = f"tied, the same bytes as {twin}"
         elif _TOKENS.search(key):
             why = "a full table: not among --dpq-embeddings in training"
         elif _OUTPUT.search(key):

@@ -56,6 +56,24 @@ def test_report_in_numbers(tmp_path, capsys) -> None:
     assert "positions, not tokens" in shown and "not verified" in shown
 
 
+def test_full_tables_that_share_bytes_are_named_as_tied(tmp_path, capsys) -> None:
+    source = save_toy(tmp_path / "in.pt", make_layer())
+    state = load(source)
+    table = torch.ones(30, 8)
+    own = torch.ones(30, 8)  # equal, yet stored for itself
+    state["model"].update(
+        {"other.embed_tokens.weight": table, "other.output_projection.weight": table}
+    )
+    state["model"]["third.output_projection.weight"] = own
+    torch.save(state, source)
+    why = {i["name"]: i["why"] for i in _facts(capsys, source, tmp_path / "out.pt")["left_alone"]}
+    assert why["other.embed_tokens.weight"].startswith("a full table")
+    assert (
+        why["other.output_projection.weight"] == "tied, the same bytes as other.embed_tokens.weight"
+    )
+    assert why["third.output_projection.weight"] == "an output layer with weights of its own"
+
+
 def _without_dpq(state: dict) -> None:
     delattr(state["cfg"]["model"], RECORD_KEY)
 
