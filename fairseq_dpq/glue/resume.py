@@ -51,16 +51,21 @@ def _same_tables(
             f"{filename} has DPQ tables at {', '.join(saved.tables)}; with this command's "
             f"--dpq-embeddings they are at {', '.join(current.tables)}"
         )
-    differences = []
+    differences, shapes = [], False
     for path, before in saved.tables.items():
         for name, old in before.options.items():
             new = current.tables[path].options.get(name)
             if old != new and (name in _SHAPES or not reset_optimizer):
                 differences.append(f"{path}: {_both(name, old, new)}")
+                shapes = shapes or name in _SHAPES
     if differences:
+        other = "start anew in another --save-dir"
+        if not shapes:
+            other += ", or take them on with --reset-optimizer"
         raise DPQConfigError(
             f"{filename} was trained with other DPQ options than this command has: "
             + "; ".join(differences)
+            + f". Give the checkpoint's, {other}"
         )
 
 

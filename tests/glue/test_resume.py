@@ -41,8 +41,14 @@ def resume(corpus, tmp_path, checkpoint, dpq: str, *flags: str) -> str:
     ("options", "message"),
     [
         ("", r"trained with DPQ \(--dpq-K 8 --dpq-D 4 --dpq-method sx\).*has no --dpq-K"),
-        ("--dpq-K 16 --dpq-D 4 --dpq-embeddings all", r"--dpq-K 8 in the checkpoint, 16 here"),
-        (SX + " --dpq-tau 2", r"--dpq-tau 1.0 in the checkpoint, 2.0 here"),
+        (
+            "--dpq-K 16 --dpq-D 4 --dpq-embeddings all",
+            r"--dpq-K 8 in the checkpoint, 16 here\. .*another --save-dir$",
+        ),
+        (
+            SX + " --dpq-tau 2",
+            r"--dpq-tau 1.0 in the checkpoint, 2.0 here\. .*or .* --reset-optimizer$",
+        ),
         (SX + " --dpq-no-normalize", r"--dpq-no-normalize False in the checkpoint, True here"),
         (
             "--dpq-K 8 --dpq-D 4",
