@@ -69,7 +69,19 @@ iwslt15-*-vq)
     set -- --dpq-reg-weight 512 "$@"
     ;;
 wmt19-sx | wmt19-vq) K=32 D=128 ;;
-multi30k-sx | multi30k-vq) K=32 D=32 ;;
+multi30k-sx)
+    # Queries and keys of 2 dimensions would tell few codes apart; of 8 they are as large as
+    # needed, and a compact checkpoint has neither.
+    K=8 D=64
+    set -- --dpq-key-dim 8 "$@"
+    ;;
+multi30k-vq)
+    # Adam's steps are as long for centroids as for words, which keeps them from settling at the
+    # means of their queries; a moving average puts them there. The commitment's pull, a mean over
+    # 128 dimensions, is then about as strong as the loss's own.
+    K=8 D=64
+    set -- --dpq-no-normalize --dpq-ema-decay 0.99 --dpq-commitment 30 "$@"
+    ;;
 esac
 case $dataset in
 iwslt15-*) batch=128 micro=128 length=100 floor=2048 ;;
