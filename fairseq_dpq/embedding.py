@@ -12,7 +12,6 @@ from typing import Any, Callable, ContextManager, Iterator
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from fairseq_dpq import quantizer, starts
 from fairseq_dpq.compact import CompactEmbedding
@@ -164,6 +163,15 @@ class DPQEmbedding(nn.Module):
         """The running statistics that normalise responses in evaluation."""
         return Stats(self.norm_mean, self.norm_var) if self.config.normalize else None
 
+    def _books(self) -> tuple[Tensor, Tensor]:
+        """Keys and values in float32, for a forward pass."""
+        c = self.config
+        keys, values = self.keys_or_values.float(), self.values.float()
+        if c.method == "sx" and (c.kmeans_init or c.reseed_after):
+            # These may set parameters before the backward pass; its gradient is the old ones'.
+            keys, values = keys.clone(), values.clone()
+        return keys, values
+
     def _groups_of(self, rows: Tensor) -> Tensor:
         """Query rows (tokens, D * d_key) in float32, by group: (tokens, D, d_key)."""
         return rows.float().view(rows.shape[0], self.config.D, rows.shape[1] // self.config.D)
@@ -200,11 +208,8 @@ class DPQEmbedding(nn.Module):
     def _embed(self, q: Tensor) -> Tensor:
         """Training: batch statistics, soft gradients, the regulariser; (tokens, D, d/D)."""
         c = self.config
-        keys, values = self.keys_or_values.float(), self.values.float()
+        keys, values = self._books()
         soft = c.method == "sx"
-        if soft and (c.kmeans_init or c.reseed_after):
-            # These set parameters at the end of this forward pass; its gradient is the old ones'.
-            keys, values = keys.clone(), values.clone()
         with torch.set_grad_enabled(soft and torch.is_grad_enabled()):
             resp = quantizer.response(q, keys, c.resolved_distance())
             stats = self.statistics()
@@ -240,19 +245,17 @@ class DPQEmbedding(nn.Module):
         distance = self.config.resolved_distance()
         return quantizer.evaluation_codes(q, keys, distance, self.statistics())
 
-    def _hard_rows(self, rows: Tensor, codes: Tensor, stats: Stats | None) -> Tensor:
-        return self._hard(self._groups_of(rows), codes, stats)
-
     def _hard(self, q: Tensor, codes: Tensor, stats: Stats | None) -> Tensor:
         """Value rows of given codes, with the method's gradient where one is wanted."""
-        c, values = self.config, self.values.float()
+        c = self.config
+        keys, values = self._books()
+        if torch.is_grad_enabled() and c.method == "sx":
+            distance = c.resolved_distance()
+            return quantizer.exchange_many(q, keys, values, codes, stats, distance, c.tau)
+        centroid = quantizer.look_up(values, codes)
         if not torch.is_grad_enabled():
-            return quantizer.look_up(values, codes)
-        if c.method == "vq":
-            centroid = quantizer.look_up(values, codes)
-            return quantizer.straight_through(q, centroid, c.rotation_trick)
-        resp = quantizer.response(q, self.keys.float(), c.resolved_distance())
-        return quantizer.exchange(quantizer.normalize(resp, stats), values, codes, c.tau)
+            return centroid
+        return quantizer.straight_through(q, centroid, c.rotation_trick)
 
     # The whole table --------------------------------------------------------------------------
 
@@ -276,25 +279,12 @@ class DPQEmbedding(nn.Module):
     def _build_table(self) -> Tensor:
         parts = []
         stats = self.statistics()
-        if stats is not None:  # they may move before a chunk is recomputed for its gradient
+        if stats is not None:  # they may move before the backward pass
             stats = Stats(stats.mean.clone(), stats.var.clone())
         with _float32(self.query.device):
-            # SX would keep (n, D, K) responses for its gradient; chunks recompute theirs instead.
-            step = max(1, (1 << 24) // (self.config.D * self.config.K))
-            for start in range(0, self.num_embeddings, step):
-                rows = self.query[start : start + step]
-                if torch.is_grad_enabled() and self.config.method == "sx":
-                    codes = self._codes_of(self._groups_of(rows.detach()))
-                    part = checkpoint(
-                        self._hard_rows,
-                        rows,
-                        codes,
-                        stats,
-                        use_reentrant=False,
-                        preserve_rng_state=False,
-                    )
-                else:
-                    part = self._evaluate(rows)
+            for rows in self.query.split(_ROWS):
+                q = self._groups_of(rows)
+                part = self._hard(q, self._codes_of(q.detach()), stats)
                 parts.append(part.reshape(rows.shape[0], -1))
         table = torch.cat(parts).to(self.query.dtype)
         if self.padding_idx is not None:

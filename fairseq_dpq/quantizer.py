@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 EPS = 1e-3  # added to the variance of the responses
 _TINY = 1e-12  # smallest norm of a query or key that cosine divides by
-_CPU_CHUNK = 1 << 20  # responses held at once on a CPU: a few MB, so that they stay in cache
+_CPU_CHUNK = 1 << 19  # responses held at once on a CPU: a few MB, so that they stay in cache
 _GPU_CHUNK = 1 << 24
 
 
@@ -120,6 +120,13 @@ def look_up(values: Tensor, codes: Tensor) -> Tensor:
     return rows.view(codes.shape[0], codes.shape[1], size)
 
 
+def _chunks(query: Tensor, K: int) -> list[slice]:
+    """Slices of the rows of a query (tokens, D, d_key) whose responses are held at once."""
+    limit = _CPU_CHUNK if query.device.type == "cpu" else _GPU_CHUNK
+    step = max(1, limit // (query.shape[1] * K))
+    return [slice(start, start + step) for start in range(0, query.shape[0], step)]
+
+
 def sum_by_code(rows: Tensor, codes: Tensor, G: int, K: int) -> Tensor:
     """Sum rows (tokens, D, size) into their codes: (G, K, size)."""
     size = rows.shape[-1]
@@ -161,6 +168,45 @@ class _SoftmaxExchange(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_values = sum_by_code(grad, codes, values.shape[0], values.shape[1])
         return grad_resp, grad_values, None, None
+
+
+class _Recomputed(torch.autograd.Function):
+    """SX for many rows whose codes are known: the value rows forward, without any response;
+    backward the responses are worked out, a chunk of rows at a time, instead of held."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        codes: Tensor,
+        stats: Stats | None,
+        distance: str,
+        tau: float,
+    ) -> Tensor:
+        ctx.save_for_backward(query, keys, values, codes, *(stats or ()))
+        ctx.distance, ctx.tau = distance, tau
+        return look_up(values, codes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, keys, values, codes, *stats = ctx.saved_tensors
+        known = Stats(*stats) if stats else None
+        small = keys.detach().requires_grad_(), values.detach().requires_grad_()
+        sums = torch.zeros_like(keys), torch.zeros_like(values)
+        rows = []
+        for part in _chunks(query, keys.shape[1]):
+            with torch.enable_grad():
+                own = query[part].detach().requires_grad_()
+                resp = normalize(response(own, small[0], ctx.distance), known)
+                out = exchange(resp, small[1], codes[part], ctx.tau)
+            row, *others = torch.autograd.grad(out, (own, *small), grad[part])
+            rows.append(row)
+            for total, other in zip(sums, others):
+                total += other
+        return (torch.cat(rows), *sums, None, None, None, None)
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -209,6 +255,19 @@ def exchange(resp: Tensor, values: Tensor, codes: Tensor, tau: float) -> Tensor:
     return rows.view(codes.shape[0], codes.shape[1], values.shape[-1])
 
 
+def exchange_many(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    codes: Tensor,
+    stats: Stats | None,
+    distance: str,
+    tau: float,
+) -> Tensor:
+    """`exchange` of rows as many as a vocabulary, by given statistics, in little memory."""
+    return _Recomputed.apply(query, keys, values, codes, stats, distance, tau)
+
+
 def straight_through(query: Tensor, centroid: Tensor, rotation: bool) -> Tensor:
     """VQ's output: the centroids, with a gradient for the queries."""
     function = _Rotation if rotation else _StraightThrough
@@ -228,15 +287,12 @@ def straight_through(query: Tensor, centroid: Tensor, rotation: bool) -> Tensor:
 @torch.no_grad()
 def evaluation_codes(query: Tensor, keys: Tensor, distance: str, stats: Stats | None) -> Tensor:
     """Codes (tokens, D), int64, that do not depend on batch shape, threads or device."""
-    tokens, D, _ = query.shape
-    K = keys.shape[1]
+    D = query.shape[1]
     query, keys = query.float(), keys.float()
-    limit = _CPU_CHUNK if query.device.type == "cpu" else _GPU_CHUNK
-    step = max(1, limit // (D * K))
     bound = _lead_bound(keys, distance, stats)
     parts = [
-        _codes_of_chunk(query[start : start + step], keys, distance, stats, bound)
-        for start in range(0, tokens, step)
+        _codes_of_chunk(query[part], keys, distance, stats, bound)
+        for part in _chunks(query, keys.shape[1])
     ]
     if not parts:
         return torch.empty(0, D, dtype=torch.int64, device=query.device)
@@ -246,21 +302,48 @@ def evaluation_codes(query: Tensor, keys: Tensor, distance: str, stats: Stats | 
 def _codes_of_chunk(
     query: Tensor, keys: Tensor, distance: str, stats: Stats | None, bound: tuple[Tensor, Tensor]
 ) -> Tensor:
-    score = normalize(response(query, keys, distance), stats)  # (rows, D, K)
-    best, codes = score.max(-1)
+    rows, D, size = query.shape
+    G, K, _ = keys.shape
+    # Tokens come last, (G, K, tokens): on a CPU all that follows is then vectorised over them.
+    # Groups that share their keys are so many more tokens of one group.
+    shared = G == 1
+    own = query.reshape(1, rows * D, size) if shared else query.transpose(0, 1)
+    score = _scores(own, keys, distance)
+    if stats is not None:
+        score.sub_(stats.mean.unsqueeze(-1)).mul_(_scale(stats).unsqueeze(-1))
     slope, offset = bound
-    norm = torch.ones_like(best) if distance == "cosine" else query.norm(dim=-1)
-    if distance == "euclidean":
+    norm = own.norm(dim=-1)
+    if distance == "cosine":
+        norm.fill_(1)
+    elif distance == "euclidean":
         norm = norm * norm
-    lead = slope * norm + offset  # (rows, D)
-    near = (score >= (best - lead).unsqueeze(-1)).sum(-1) != 1
-    row, group = near.nonzero(as_tuple=True)
+    lead = slope.unsqueeze(-1) * norm + offset.unsqueeze(-1)  # (G, tokens)
+    candidate = (score >= (score.amax(1) - lead).unsqueeze(1)).to(score.dtype)
+    up = torch.arange(K, dtype=score.dtype, device=score.device).unsqueeze(-1)
+    last = (candidate * up).amax(1)
+    first = (K - 1) - candidate.mul_(up.flip(0)).amax(1)
+    codes = last.long()
+    group, token = (first != last).nonzero(as_tuple=True)
+    codes = codes.view(rows, D) if shared else codes.t().contiguous()
+    row, group = (token // D, token % D) if shared else (token, group)
     # Each tie takes a copy of its group's keys, K * d_key numbers, unless all groups share them.
-    step = max(1, _CPU_CHUNK // (keys[0].numel() if keys.shape[0] > 1 else keys.shape[1]))
+    step = max(1, _CPU_CHUNK // (K if shared else keys[0].numel()))
     for start in range(0, row.numel(), step):
         r, j = row[start : start + step], group[start : start + step]
         codes[r, j] = _ordered_codes(query[r, j], keys, j, distance, stats)
     return codes
+
+
+def _scores(query: Tensor, keys: Tensor, distance: str) -> Tensor:
+    """`response` of queries (G, tokens, d_key), tokens last: (G, K, tokens)."""
+    if distance == "cosine":
+        query = query / query.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+        keys = keys / keys.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+    if distance != "euclidean":
+        return torch.bmm(keys, query.transpose(1, 2))
+    square = keys.pow(2).sum(-1, keepdim=True)
+    out = torch.baddbmm(square, keys, query.transpose(1, 2), beta=-1, alpha=2)
+    return out.sub_(query.pow(2).sum(-1).unsqueeze(1))
 
 
 def _lead_bound(keys: Tensor, distance: str, stats: Stats | None) -> tuple[Tensor, Tensor]:

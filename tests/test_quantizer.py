@@ -279,3 +279,28 @@ def test_full_rank_proposition() -> None:
     assert table_rank(codes, flat) == d - 5
     # 3) K D < d: no more than the rank of B
     assert table_rank(codes % 3, values[:, :3]) == one_hot_rank(codes % 3, 3) == 3 * D - D + 1 < d
+
+
+@pytest.mark.parametrize("distance", ["dot", "euclidean", "cosine"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_exchange_of_many_rows_is_the_exchange_in_chunks(
+    distance: str, shared: bool, normalized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantizer, "_CPU_CHUNK", 7 * 3 * 5)  # 7 rows at once, the last chunk of 3
+    groups = 1 if shared else 3
+    parts = [torch.randn(31, 3, 4), torch.randn(groups, 5, 4), torch.randn(groups, 5, 2)]
+    stats = Stats(torch.randn(groups, 5), torch.rand(groups, 5)) if normalized else None
+    codes = torch.randint(5, (31, 3))
+    up = torch.randn(31, 3, 2)
+    q, keys, values = (part.requires_grad_() for part in parts)
+    many = quantizer.exchange_many(q, keys, values, codes, stats, distance, 0.7)
+    once = quantizer.exchange(
+        quantizer.normalize(quantizer.response(q, keys, distance), stats), values, codes, 0.7
+    )
+    assert torch.equal(many, once)
+    for one, other in zip(
+        torch.autograd.grad(many, (q, keys, values), up),
+        torch.autograd.grad(once, (q, keys, values), up),
+    ):
+        torch.testing.assert_close(one, other)
