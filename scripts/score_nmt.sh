@@ -32,7 +32,8 @@ wmt19 | multi30k) folder=$dataset source=en target=de ;;
 *) fail "DATASET '$dataset' is unknown; choose iwslt15-en-vi, iwslt15-vi-en, wmt19 or multi30k" ;;
 esac
 
-subset=test out=${OUT:-${checkpoint%%.pt*}} previous=''
+first=${checkpoint%%:*}
+subset=test out=${OUT:-${first%.pt}} previous=''
 for word in "$@"; do
     case $word in
     --gen-subset=*) subset=${word#*=} ;;

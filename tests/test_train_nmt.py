@@ -462,6 +462,12 @@ def test_iwslt15_is_scored_twice(tmp_path: Path) -> None:
     assert "raw/test.de; run: scripts/prepare_wmt19.sh" in missing.stderr
 
 
+def test_output_lies_beside_the_first_checkpoint() -> None:
+    for given, out in (("v1.pt2/best.pt", "v1.pt2/best"), ("a.ptb/b.pt:c/d.pt", "a.ptb/b")):
+        words = _words("score_nmt.sh", "multi30k", given)
+        assert words[words.index("--results-path") + 1] == out
+
+
 def test_score_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, running, tokenized = (tmp_path / name for name in ("out", "detok", "tok"))
     # Out of order, a second best, and a line that is no translation.
