@@ -108,13 +108,3 @@ def parallel_chunks(
                 return
             done += len(left)
             yield left, right
-
-
-def count_lines(path: Path) -> int:
-    """Line feeds in a file, and one more if the last line lacks it."""
-    lines, last = 0, b"\n"
-    with open(path, "rb") as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            lines += block.count(b"\n")
-            last = block[-1:]
-    return lines + (last != b"\n")
