@@ -197,6 +197,7 @@ def verify(
     written: Path,
     progress: Progress | None = None,
     shown: Path | None = None,
+    trust: bool = False,
 ) -> None:
     """Reload a compact checkpoint and compare it with the training checkpoint, bit for bit.
 
@@ -204,7 +205,7 @@ def verify(
     of its names, and every other tensor with its origin; float16 and bfloat16 with the rounded
     original.
     """
-    copy_ = Checkpoint.load(written)
+    copy_ = Checkpoint.load(written, trust)
     copy_.path = shown or written
     old, new = origin.dpq_record(), copy_.dpq_record()
     if new.form != "compact" or list(old.tables) != list(new.tables):

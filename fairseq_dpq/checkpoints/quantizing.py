@@ -184,9 +184,9 @@ def _quantize(
     return state, result
 
 
-def check_written(state: dict[str, Any], written: Any) -> None:
+def check_written(state: dict[str, Any], written: Any, trust: bool = False) -> None:
     """Reload a written checkpoint and compare every tensor with what should be there."""
-    copy = Checkpoint.load(written)
+    copy = Checkpoint.load(written, trust)
     same = list(copy.weights) == list(state["model"]) and all(
         torch.equal(tensor, state["model"][key]) for key, tensor in copy.weights.items()
     )

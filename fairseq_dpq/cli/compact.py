@@ -99,7 +99,7 @@ def compact(args: argparse.Namespace) -> None:
 
     def check(written: Path) -> None:
         if args.verify:
-            verify(checkpoint, written, bars, output)
+            verify(checkpoint, written, bars, output, args.trust)
 
     write_whole(output, lambda file: save_state(state, file), check, args.force)
     bars.close()

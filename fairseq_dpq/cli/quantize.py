@@ -83,7 +83,7 @@ def quantize(args: argparse.Namespace) -> None:
     write_whole(
         target,
         lambda file: save_state(state, file),
-        lambda written: check_written(state, written),
+        lambda written: check_written(state, written, args.trust),
         args.force,
     )
     tables = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,17 @@ def test_compact_already(tmp_path, capsys) -> None:
     capsys.readouterr()
     assert compact.main([str(target), str(tmp_path / "again.pt")]) == 2
     assert f"{target} is compact already (made of {source})" in capsys.readouterr().err
+
+
+def test_trust_goes_for_what_is_written_too(tmp_path, capsys) -> None:
+    """A class that is no plain data travels with the task's state, into the new file as well."""
+    source, target = tmp_path / "in.pt", tmp_path / "out.pt"
+    save_toy(source, task_state={"share": Fraction(1, 3)})
+    assert compact.main([str(source), str(target)]) == 2
+    refusal = f"{source} was refused: its pickle wants fractions.Fraction"
+    assert refusal in capsys.readouterr().err and not target.exists()
+    assert compact.main([str(source), str(target), "--trust"]) == 0, capsys.readouterr().err
+    assert load(target)["task_state"] == {"share": Fraction(1, 3)}
 
 
 def test_options_stand_anywhere_and_output_is_needed(tmp_path, capsys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from fractions import Fraction
 
 import pytest
 import torch
@@ -124,6 +125,17 @@ def test_which_tables(tmp_path, capsys) -> None:
     argv[0] = str(tmp_path / "o.pt")
     assert quantize.main([*argv, "2"]) == 2
     assert "has DPQ tables already" in capsys.readouterr().err
+
+
+def test_trust_goes_for_what_is_written_too(tmp_path, capsys) -> None:
+    source, target = _full(tmp_path / "full.pt", torch.randn(40, 8)), tmp_path / "out.pt"
+    torch.save({**load(source), "task_state": {"share": Fraction(1, 3)}}, source)
+    argv = [str(source), str(target), "--dpq-K", "4", "--dpq-D", "2"]
+    assert quantize.main(argv) == 2
+    refusal = f"{source} was refused: its pickle wants fractions.Fraction"
+    assert refusal in capsys.readouterr().err and not target.exists()
+    assert quantize.main([*argv, "--trust"]) == 0, capsys.readouterr().err
+    assert load(target)["task_state"] == {"share": Fraction(1, 3)}
 
 
 def test_fairseq_generates_and_fine_tunes(joined, tmp_path, capsys) -> None:
