@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.loading import load_checkpoint
 from fairseq_dpq.compact import CompactEmbedding
-from fairseq_dpq.config import DPQConfig, DPQConfigError
+from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.tables import Table, TablesRecord, read_record
 
@@ -208,9 +208,3 @@ def separate(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             tensor = copies[view]
         out[key] = tensor
     return out
-
-
-def describe(config: DPQConfig) -> str:
-    """Options of a table in a few words."""
-    shared = ", shared" if config.share_subspaces else ""
-    return f"{config.method} K={config.K} D={config.D}{shared}"

@@ -108,9 +108,3 @@ def notes(table: dict[str, Any], also_ends: str = "") -> list[str]:
             "--dpq-share-subspaces"
         )
     return lines
-
-
-def spread(values: Sequence[int]) -> str:
-    """Smallest / median / largest."""
-    ordered = sorted(values)
-    return f"{ordered[0]}/{ordered[len(ordered) // 2]}/{ordered[-1]}"
