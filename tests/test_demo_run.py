@@ -4,6 +4,8 @@ the table's numbers are right. The demo itself is run by make demo."""
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -78,6 +80,55 @@ def test_stop_ends_running_commands(runner) -> None:
     assert "ended with code -15" in str(errors[0])
     with pytest.raises(run.StepFailed, match="stopped"):
         runner.step("more", append("z"))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("error", [OSError, KeyError, ValueError])
+def test_no_training_outlives_an_error_of_the_demo_itself(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """One command makes the demo fail, without failing itself, while two others sleep."""
+    ways = {
+        OSError: "import shutil; shutil.rmtree('logs')",
+        KeyError: "print('| train_inner | {}', flush=True); time.sleep(60)",
+        ValueError: "print('| train_inner | {torn}', flush=True); time.sleep(60)",
+    }
+    wait = "import os, time\nwhile not (os.path.exists('sx.pid') and os.path.exists('vq.pid')):"
+    bad = f"{wait} time.sleep(0.01)\n{ways[error]}"
+    note = "open('part-%s', 'w').write(str(os.getpid())); os.rename('part-%s', '%s.pid')"
+
+    def train(setting: Setting, model: commands.Model) -> list[str]:
+        sleep = f"import os, time; {note.replace('%s', model.folder)}; time.sleep(60)"
+        return [PYTHON, "-c", bad if model.method is None else sleep]
+
+    monkeypatch.setattr(commands, "preprocess", lambda: [PYTHON, "-c", "pass"])
+    monkeypatch.setattr(commands, "train", train)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        small = "--train 20 --valid 5 --test 5".split()
+        if error is OSError:
+            assert run.main(["--out", str(tmp_path), *small]) == 1
+            assert "demo: [Errno 2] No such file" in capsys.readouterr().err
+        else:
+            with pytest.raises(error):
+                run.main(["--out", str(tmp_path), *small])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    pids = [int((tmp_path / f"{name}.pid").read_text()) for name in ("sx", "vq")]
+    end = time.monotonic() + 10
+    while any(map(_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    left = [pid for pid in pids if _alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
 
 
 def test_interrupted_run_is_taken_up_and_other_ones_make_room(

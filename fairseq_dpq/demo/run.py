@@ -269,14 +269,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             rows = runner.run()
         except KeyboardInterrupt:
-            runner.stop()
             status.say("interrupted; the next run takes up after the last finished step")
             return 130
-        except (StepFailed, RuntimeError) as error:
-            runner.stop()
+        except (StepFailed, RuntimeError, OSError) as error:
             status.say("")
             print(f"demo: {error}", file=sys.stderr)
             return 1
+        finally:
+            runner.stop()  # whatever went wrong: the commands have sessions of their own
         _write_whole(out / "result.json", json.dumps([row.as_dict() for row in rows], indent=1))
     print_result(rows, status.seconds, out)
     return 0
