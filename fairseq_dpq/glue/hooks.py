@@ -21,25 +21,31 @@ from fairseq_dpq.tables import (
 )
 
 _ALL_KEYS = [*options.KEYS, RECORD_KEY]
+_ABSENT = object()
+_FROM_CHECKPOINT = "_dpq_from_checkpoint"  # marks a task that was made of a checkpoint's config
 
 
 def build_model(old: Callable) -> Callable:
     """Build the stock model, then put the DPQ tables in."""
 
     @functools.wraps(old)
-    def build(cfg: Any, task: Any, *args: Any, **kwargs: Any) -> Any:
+    def build(cfg: Any, task: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
         # fairseq refuses keys that a model's dataclass does not know, or drops them in place.
-        kept = {k: get_option(cfg, k) for k in _ALL_KEYS if get_option(cfg, k) is not None}
+        present = [k for k in _ALL_KEYS if get_option(cfg, k, _ABSENT) is not _ABSENT]
+        kept = {k: get_option(cfg, k) for k in present}
         record = read_record(cfg)
         delete_options(cfg, list(kept))
         try:
-            model = old(cfg, task, *args, **kwargs)
+            model = old(cfg, task, from_checkpoint, **kwargs)
         finally:
             set_options(cfg, kept)
         if record is not None:
             replace.restore_tables(model, record)
             return model
-        chosen = options.read_options(cfg if options.has_options(cfg) else _task_options(task))
+        # A checkpoint speaks for itself: the task may be that of another one, in an ensemble.
+        stored = from_checkpoint or getattr(task, _FROM_CHECKPOINT, False)
+        own = stored or options.has_options(cfg)
+        chosen = options.read_options(cfg if own else _task_options(task))
         if chosen.enabled:
             _refuse_sharding(cfg)
             record = replace.replace_tables(model, cfg, chosen)
@@ -86,7 +92,10 @@ def setup_task(old: Callable) -> Callable:
     def setup(cfg: Any, **kwargs: Any) -> Any:
         if not kwargs.get("from_checkpoint"):
             options.check_options(cfg)
-        return old(cfg, **kwargs)
+        task = old(cfg, **kwargs)
+        if kwargs.get("from_checkpoint"):
+            setattr(task, _FROM_CHECKPOINT, True)
+        return task
 
     return setup
 
