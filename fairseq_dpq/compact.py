@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
@@ -271,11 +272,20 @@ class CompactEmbedding(nn.Module):
 
 def codes_crc32(packed: Tensor) -> Tensor:
     """The CRC-32 of packed codes, as 32 booleans, lowest bit first."""
-    crc = 0
-    flat = packed.detach().cpu().reshape(-1)
-    for start in range(0, flat.numel(), 1 << 26):
-        crc = zlib.crc32(flat[start : start + (1 << 26)].numpy().data, crc)
+    rows = packed.detach().cpu().contiguous()
+    crc = zlib.crc32(memory_of(rows))
     return torch.tensor([crc >> bit & 1 for bit in range(_CRC_BITS)], dtype=torch.bool)
+
+
+def memory_of(tensor: Tensor) -> Any:
+    """The bytes of a tensor as a buffer, not copied: good only as long as the tensor is there.
+
+    Not by way of numpy, which a program that only wants the layer need not have.
+    """
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError("only a contiguous tensor in main memory can be read as bytes")
+    size = tensor.numel() * tensor.element_size()
+    return (ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else b""
 
 
 def _unpack(rows: Tensor, plan: Tensor, wide: bool, even: int, D: int) -> Tensor:

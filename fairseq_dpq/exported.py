@@ -11,7 +11,7 @@ from typing import Any, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_dpq.compact import CompactEmbedding, codes_crc32
+from fairseq_dpq.compact import CompactEmbedding, codes_crc32, memory_of
 
 FORMAT = "fairseq-dpq"
 VERSION = 1
@@ -87,7 +87,8 @@ def read_symbols(path: str | Path) -> list[str] | None:
     _, tensors = _open(path)
     if "symbols" not in tensors:
         return None
-    return bytes(tensors["symbols"].numpy()).decode("utf-8").split("\n")
+    symbols = tensors["symbols"].contiguous()
+    return bytes(memory_of(symbols)).decode("utf-8").split("\n")
 
 
 def _open(path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import copy
 import io
+import subprocess
+import sys
+import zlib
 
 import pytest
 import torch
 from test_embedding import METHODS, make, train
 from torch import nn
 
-from fairseq_dpq import CompactEmbedding, DPQEmbedding
+from fairseq_dpq import CompactEmbedding, DPQEmbedding, exported
+from fairseq_dpq.compact import codes_crc32, memory_of
 from fairseq_dpq.packing import row_bytes
 
 KS = (3, 5, 12, 100, 256, 300)
@@ -203,6 +207,65 @@ def test_wrong_arguments() -> None:
         CompactEmbedding(50, 24, K=8, D=4, sizes=[3, 4])
     with pytest.raises(ValueError, match="need sizes"):
         CompactEmbedding.from_codes(torch.zeros(3, 2), torch.zeros(4, 2), 4)
+
+
+# Without numpy ----------------------------------------------------------------------------------
+
+ALONE = """
+import sys
+sys.modules["numpy"] = None  # as where it is not installed
+sys.modules["fairseq"] = None
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "fairseq" else find(name, *rest)
+import io, torch
+from fairseq_dpq import CompactEmbedding, DPQEmbedding
+from fairseq_dpq.exported import read_symbols
+
+torch.manual_seed(0)
+layer = DPQEmbedding(300, 24, 1, K=12, D=4)
+layer(torch.arange(300)).sum().backward()
+layer.eval()
+tokens = torch.tensor([[0, 1, 2], [297, 298, 299]])
+with torch.no_grad():
+    expected = layer(tokens)
+buffer = io.BytesIO()
+torch.save(layer.compact().state_dict(), buffer)
+buffer.seek(0)
+other = CompactEmbedding(300, 24, 1, K=12, D=4)
+other.load_state_dict(torch.load(buffer))
+assert torch.equal(other(tokens), expected)
+table = CompactEmbedding.from_file(sys.argv[1])
+print(table(torch.tensor([3])).sum().item(), read_symbols(sys.argv[1])[3:6])
+"""
+
+
+def test_without_numpy(tmp_path) -> None:
+    """The layer, its compact form, saving, loading and exported files need torch alone."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    compact = make().compact()
+    symbols = ["<s>", "<pad>", "</s>", "<unk>", "\u00e9\u2028", *(f"w{i}" for i in range(45))]
+    tensors, meta = exported.contents(compact, "table", symbols)
+    path = tmp_path / "table.safetensors"
+    safetensors.save_file(tensors, str(path), meta)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ALONE, str(path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    number, rest = done.stdout.strip().split(" ", 1)
+    assert float(number) == compact(torch.tensor([3])).sum().item()
+    assert rest == str(["<unk>", "\u00e9\u2028", "w0"])
+
+
+def test_checksum_is_that_of_the_bytes() -> None:
+    g = torch.Generator().manual_seed(0)
+    for rows in (0, 1, 3000):
+        codes = torch.randint(256, (rows, 7), dtype=torch.uint8, generator=g)
+        for part in (codes, codes[::2], codes[:, 1:4]):  # the last two have gaps in memory
+            wanted = zlib.crc32(bytes(part.reshape(-1).tolist()))
+            assert sum(bit << i for i, bit in enumerate(codes_crc32(part).tolist())) == wanted
+    with pytest.raises(ValueError, match="contiguous"):
+        memory_of(codes[:, 1:4])
 
 
 # Groups with their own numbers of codes -----------------------------------------------------------
