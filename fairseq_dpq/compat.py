@@ -323,6 +323,33 @@ def fp16_on_cpu() -> bool:
     return _replace(FP16Optimizer, "build_optimizer", make)
 
 
+def fp16_overflow_on_cpu() -> bool:
+    """When the loss scale overflows, fairseq makes a zero on the CUDA device, all versions.
+
+    Without it the first overflow of `--fp16` on CPU stops the run with `Torch not compiled with
+    CUDA enabled`, where it should halve the scale and go on. While a trainer on CPU takes a step,
+    `.cuda()` leaves a tensor where it is.
+    """
+    import torch
+    from fairseq.trainer import Trainer
+
+    def make(old: Callable) -> Callable:
+        @functools.wraps(old)
+        def train_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.cuda or not self.cfg.common.fp16:
+                return old(self, *args, **kwargs)
+            before = torch.Tensor.cuda
+            torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
+            try:
+                return old(self, *args, **kwargs)
+            finally:
+                torch.Tensor.cuda = before  # type: ignore[method-assign]
+
+        return train_step
+
+    return _replace(Trainer, "train_step", make)
+
+
 # --------------------------------------------------------------------- warnings
 
 # (start of the message, category, module it is blamed on). Only what fairseq's user cannot act on.
@@ -440,6 +467,7 @@ PATCHES: tuple[Callable[[], bool], ...] = (
     ddp_on_cpu,
     bf16_without_tpu,
     fp16_on_cpu,
+    fp16_overflow_on_cpu,
     user_dir_again,
     warning_noise,
 )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Callable
 
 METHODS = ("sx", "vq")
@@ -74,7 +74,10 @@ class DPQConfig:
         False, "vq: pass the gradient through the rotation from query to centroid"
     )
     sparse: bool = _option(
-        False, "sparse gradient of the query matrix, as nn.Embedding(sparse=True) has it"
+        False,
+        "sparse gradient of the query matrix, as nn.Embedding(sparse=True) has it; no flag, for "
+        "fairseq's trainer and optimisers take dense gradients only",
+        no_flag=True,
     )
 
     def resolved_distance(self) -> str:
@@ -197,9 +200,10 @@ class PluginConfig(DPQConfig):
             config = replace(config, K=self.decoder_K or config.K, D=self.decoder_D or config.D)
         return config
 
-    def to_dict(self) -> dict[str, Any]:
-        """All options by name, as they are kept in a checkpoint."""
-        return asdict(self)
+
+def flag_fields() -> list[Field]:
+    """The fields of PluginConfig that are flags on the command line."""
+    return [f for f in fields(PluginConfig) if not f.metadata.get("no_flag")]
 
 
 def code_bits(K: int) -> int:

@@ -104,7 +104,7 @@ class DPQEmbedding(nn.Module):
             buffer("start_updates")
 
         self._pending = Pending()
-        self._regularizer: list[tuple[Tensor, int]] = []
+        self._regularizer: list[tuple[Tensor, Tensor, int]] = []
         self._warned = False
         self._table_cache: tuple[Any, Tensor] | None = None
         self._frozen_codes: Tensor | None = None
@@ -229,7 +229,7 @@ class DPQEmbedding(nn.Module):
         centroid = quantizer.look_up(values, codes)
         if torch.is_grad_enabled() and q.shape[0]:
             self._add_regularizer(q, centroid)
-        return quantizer.straight_through(q, centroid, c.rotation_trick)
+        return quantizer.straight_through(q, centroid, values, c.rotation_trick)
 
     def _evaluate(self, rows: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Evaluation: codes by the running statistics; (tokens, D, d/D)."""
@@ -255,7 +255,7 @@ class DPQEmbedding(nn.Module):
         centroid = quantizer.look_up(values, codes)
         if not torch.is_grad_enabled():
             return centroid
-        return quantizer.straight_through(q, centroid, c.rotation_trick)
+        return quantizer.straight_through(q, centroid, values, c.rotation_trick)
 
     # The whole table --------------------------------------------------------------------------
 
@@ -341,8 +341,9 @@ class DPQEmbedding(nn.Module):
     def _add_regularizer(self, q: Tensor, centroid: Tensor) -> None:
         c = self.config
         total = q.new_zeros(())
+        error = (centroid - q.detach()).pow(2).sum()
         if not c.ema_decay:  # with weight 0 too: DDP wants a gradient, if a zero, of each parameter
-            total = total + c.reg_weight * (centroid - q.detach()).pow(2).sum()
+            total = total + c.reg_weight * error
         if c.commitment:
             total = total + c.commitment * (centroid.detach() - q).pow(2).sum()
         if len(self._regularizer) >= _UNCOLLECTED:
@@ -355,7 +356,7 @@ class DPQEmbedding(nn.Module):
                 )
                 self._warned = True
             self._regularizer.clear()
-        self._regularizer.append((total, q.shape[0] * self.embedding_dim))
+        self._regularizer.append((total, error.detach(), q.shape[0] * self.embedding_dim))
 
     def has_regularizer(self) -> bool:
         """Whether a regulariser waits to be collected."""
@@ -364,11 +365,16 @@ class DPQEmbedding(nn.Module):
     def pop_regularizer(self) -> Tensor | None:
         """The weighted regulariser of the forward passes since the last call: a mean over their
         tokens and dimensions; None without any (SX, evaluation)."""
+        popped = self.pop_regularizer_and_error()
+        return None if popped is None else popped[0]
+
+    def pop_regularizer_and_error(self) -> tuple[Tensor, Tensor] | None:
+        """The same, and the mean squared quantisation error without its weights, for a log."""
         waiting, self._regularizer = self._regularizer, []
         if not waiting:
             return None
-        total = torch.stack([total for total, _ in waiting]).sum()
-        return total / sum(count for _, count in waiting)
+        totals, errors, counts = zip(*waiting)
+        return torch.stack(totals).sum() / sum(counts), torch.stack(errors).sum() / sum(counts)
 
     def step(self) -> bool:
         """Let statistics follow the forward passes since the last call, over all workers alike.
@@ -384,6 +390,8 @@ class DPQEmbedding(nn.Module):
     def train(self, mode: bool = True) -> DPQEmbedding:
         if mode:
             self._table_cache = self._frozen_codes = None
+        if mode != self.training:  # what a batch left uncollected is not the next one's
+            self._regularizer = []
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> DPQEmbedding:

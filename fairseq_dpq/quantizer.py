@@ -210,16 +210,20 @@ class _Recomputed(torch.autograd.Function):
 
 
 class _StraightThrough(torch.autograd.Function):
-    """VQ: the centroid forward, the gradient straight to the query: q - stopgrad(q - V[code])."""
+    """VQ: the centroid forward, the gradient straight to the query: q - stopgrad(q - V[code]).
+
+    The values are an input without a gradient, so that a search of the graph for parameters in
+    use (DDP's find_unused_parameters) finds them: the regulariser's gradient does reach them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, centroid: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, centroid: Tensor, values: Tensor) -> Tensor:
         return centroid.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None
 
 
 class _Rotation(torch.autograd.Function):
@@ -227,17 +231,17 @@ class _Rotation(torch.autograd.Function):
     gradient goes through the fixed linear map that rotates and scales the query q onto e.
 
     With unit vectors q', e' and r = (q' + e') / |q' + e'|, that map is
-    R = |e|/|q| (I - 2 r r^T + 2 e' q'^T), and dL/dq = R^T dL/dh.
+    R = |e|/|q| (I - 2 r r^T + 2 e' q'^T), and dL/dq = R^T dL/dh. The values are as above.
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, centroid: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, centroid: Tensor, values: Tensor) -> Tensor:
         ctx.save_for_backward(query, centroid)
         return centroid.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         query, centroid = ctx.saved_tensors
         q_norm = query.norm(dim=-1, keepdim=True).clamp_min(_TINY)
         e_norm = centroid.norm(dim=-1, keepdim=True).clamp_min(_TINY)
@@ -246,7 +250,7 @@ class _Rotation(torch.autograd.Function):
         r = r / r.norm(dim=-1, keepdim=True).clamp_min(_TINY)
         turned = grad - 2 * r * (r * grad).sum(-1, keepdim=True)
         turned = turned + 2 * q * (e * grad).sum(-1, keepdim=True)
-        return turned * (e_norm / q_norm), None
+        return turned * (e_norm / q_norm), None, None
 
 
 def exchange(resp: Tensor, values: Tensor, codes: Tensor, tau: float) -> Tensor:
@@ -268,10 +272,10 @@ def exchange_many(
     return _Recomputed.apply(query, keys, values, codes, stats, distance, tau)
 
 
-def straight_through(query: Tensor, centroid: Tensor, rotation: bool) -> Tensor:
-    """VQ's output: the centroids, with a gradient for the queries."""
+def straight_through(query: Tensor, centroid: Tensor, values: Tensor, rotation: bool) -> Tensor:
+    """VQ's output: the centroids, rows of the values, with a gradient for the queries."""
     function = _Rotation if rotation else _StraightThrough
-    return function.apply(query, centroid.detach())
+    return function.apply(query, centroid.detach(), values)
 
 
 # Codes for evaluation, export and compaction -----------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_dpq.config import DPQConfig, PluginConfig
+from fairseq_dpq.config import DPQConfig, PluginConfig, flag_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -32,7 +32,9 @@ def options_table() -> str:
     layer = {field.name: field for field in dataclasses.fields(DPQConfig)}
     lines = ["| keyword | flag | default | meaning |", "|---|---|---|---|"]
     for field in dataclasses.fields(PluginConfig):
-        flag = "--dpq-" + field.metadata.get("flag", field.name).replace("_", "-")
+        flag = "`--dpq-" + field.metadata.get("flag", field.name).replace("_", "-") + "`"
+        if field not in flag_fields():
+            flag = ""
         shown = layer.get(field.name, field)
         keyword = f"`{field.name}`" if field.name in layer else ""
         default = "" if shown.default is None else f"`{shown.default}`"
@@ -43,7 +45,7 @@ def options_table() -> str:
             meaning = f"the flag: {meaning}"
         if "choices" in field.metadata:
             meaning = f"one of {', '.join(field.metadata['choices'])}. {meaning}"
-        lines.append(f"| {keyword} | `{flag}` | {default} | {meaning} |".replace("|  |", "| |"))
+        lines.append(f"| {keyword} | {flag} | {default} | {meaning} |".replace("|  |", "| |"))
     return "\n".join(lines) + "\n"
 
 
@@ -76,7 +78,7 @@ def test_options_are_those_of_the_dataclasses() -> None:
 def test_flags_are_those_of_fairseq_train() -> None:
     options = pytest.importorskip("fairseq_dpq.glue.options")
     table = options_table()
-    for field in dataclasses.fields(PluginConfig):
+    for field in flag_fields():
         assert f"`{options.flag(field.name)}`" in table
 
 

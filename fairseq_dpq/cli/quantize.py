@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Sequence
 
@@ -16,7 +15,7 @@ from fairseq_dpq.checkpoints.facts import table_facts
 from fairseq_dpq.checkpoints.quantizing import check_written, quantize_state
 from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
 from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table
-from fairseq_dpq.config import PluginConfig
+from fairseq_dpq.config import PluginConfig, flag_fields
 
 _ALWAYS = ("K", "D", "share_subspaces", "embeddings", "decoder_K", "decoder_D")
 
@@ -39,7 +38,7 @@ def get_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of k-means (default: %(default)s)")
     always = parser.add_argument_group("tables")
     only = parser.add_argument_group("with --trainable")
-    for field in fields(PluginConfig):
+    for field in flag_fields():
         group = always if field.name in _ALWAYS else only
         flags = ["--dpq-" + field.metadata.get("flag", field.name).replace("_", "-")]
         if field.name == "embeddings":
@@ -62,9 +61,9 @@ def get_parser() -> argparse.ArgumentParser:
 def quantize(args: argparse.Namespace) -> None:
     """Do what the command line asks for."""
     source, target = Path(args.checkpoint), Path(args.output)
-    options = PluginConfig(**{f.name: getattr(args, f.name) for f in fields(PluginConfig)})
+    options = PluginConfig(**{f.name: getattr(args, f.name) for f in flag_fields()})
     if not args.trainable:
-        for field in fields(PluginConfig):
+        for field in flag_fields():
             if field.name not in _ALWAYS and getattr(options, field.name) != field.default:
                 flag = field.metadata.get("flag", field.name).replace("_", "-")
                 raise CheckpointError(f"--dpq-{flag} is for training: it needs --trainable")

@@ -123,6 +123,8 @@ def criterion_call(old: Callable) -> Callable:
 
     def call(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
+        if not depth:
+            training.forget_evaluation(model)
         depth += 1
         try:
             result = old(self, model, *args, **kwargs)

@@ -16,6 +16,9 @@ from fairseq_dpq.embedding import DPQEmbedding
 
 logger = logging.getLogger("fairseq_dpq")
 
+# Buffers of --dpq-ema-decay, --dpq-reseed-after and --dpq-kmeans-init
+_STARTED_ANEW = ("ema_count", "ema_sum", "idle", "start_counts", "start_updates")
+
 
 class _LoadsInFairseq:
     """Loading in fairseq's manner, for both forms.
@@ -57,12 +60,12 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
             tokens, out = tokens[real], out[real]
         if tokens.numel():
             error = (out - F.embedding(tokens, self.query).float()).pow(2).sum()
-            self._regularizer = [*self._regularizer[-7:], (error, out.numel())]
+            self._regularizer = [*self._regularizer[-7:], (error, error, out.numel())]
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
+        # fairseq calls this before its own eval(), which keeps the codes.
         self._log_evaluation = False
-        if not self.training:
-            self.freeze()
+        self.freeze()
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         if f"{name}.codes" in state_dict:
@@ -77,7 +80,26 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
             logger.info(f"{name}: k-means of the full table in the checkpoint is the start")
             for key, tensor in self._start_state(full).items():
                 state_dict[f"{name}.{key}"] = tensor
+        elif f"{name}.query" in state_dict:
+            self._adapt_state(state_dict, name)
         super().upgrade_state_dict_named(state_dict, name)
+
+    def _adapt_state(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Start what options add that the checkpoint was trained without, drop what they left out.
+
+        Only of buffers that a layer can start anew in the middle of training; check_restore has
+        seen to it that the user wants it.
+        """
+        own = dict(self.named_buffers())
+        for key in _STARTED_ANEW:
+            full_key = f"{name}.{key}"
+            if key not in own:
+                state_dict.pop(full_key, None)
+            elif full_key not in state_dict:
+                start = torch.ones_like if key == "ema_count" else torch.zeros_like
+                state_dict[full_key] = start(own[key])
+                if key == "ema_sum":
+                    state_dict[full_key] = state_dict[f"{name}.values"].to(own[key], copy=True)
 
     def _start_state(self, full: Tensor) -> dict[str, Tensor]:
         """The state that starts near a full table, by k-means."""

@@ -14,7 +14,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from hydra.core.config_store import ConfigStore
 
-from fairseq_dpq.config import DPQConfigError, PluginConfig
+from fairseq_dpq.config import DPQConfigError, PluginConfig, flag_fields
 from fairseq_dpq.tables import get_option
 
 PREFIX = "dpq_"
@@ -36,7 +36,7 @@ def key_of(field: dataclasses.Field) -> str:
 
 def flag(name: str) -> str:
     """The command-line flag of a field of PluginConfig."""
-    field = next(f for f in dataclasses.fields(PluginConfig) if f.name == name)
+    field = next(f for f in flag_fields() if f.name == name)
     return "--" + key_of(field).replace("_", "-")
 
 
@@ -45,7 +45,18 @@ def say(name: str, value: Any) -> str:
     return flag(name) if isinstance(value, bool) else f"{flag(name)} {value}"
 
 
-KEYS = [key_of(f) for f in dataclasses.fields(PluginConfig)]
+def say_for(options: PluginConfig, decoder: bool) -> Callable[[str, Any], str]:
+    """`say` for the options of one table: the decoder's K and D may have flags of their own."""
+
+    def say_own(name: str, value: Any) -> str:
+        if decoder and name in ("K", "D") and getattr(options, f"decoder_{name}"):
+            name = f"decoder_{name}"
+        return say(name, value)
+
+    return say_own
+
+
+KEYS = [key_of(f) for f in flag_fields()]
 
 
 def _dataclass_field(field: dataclasses.Field) -> tuple[str, Any, Any]:
@@ -63,7 +74,7 @@ def _dataclass_field(field: dataclasses.Field) -> tuple[str, Any, Any]:
     return key_of(field), kind, dataclasses.field(default=default, metadata=metadata)
 
 
-_FIELDS = [_dataclass_field(f) for f in dataclasses.fields(PluginConfig)]
+_FIELDS = [_dataclass_field(f) for f in flag_fields()]
 DPQOptions = dataclasses.make_dataclass("DPQOptions", _FIELDS, bases=(FairseqDataclass,))
 
 
@@ -118,7 +129,7 @@ def has_options(cfg: Any) -> bool:
 def read_options(cfg: Any) -> PluginConfig:
     """The plugin's options out of a fairseq config of any form."""
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(PluginConfig):
+    for field in flag_fields():
         value = get_option(cfg, key_of(field))
         if isinstance(value, enum.Enum):
             value = value.value
@@ -134,7 +145,7 @@ def to_keys(options: PluginConfig) -> dict[str, Any]:
         key_of(f): not getattr(options, f.name)
         if "flag" in f.metadata
         else getattr(options, f.name)
-        for f in dataclasses.fields(PluginConfig)
+        for f in flag_fields()
     }
 
 
@@ -143,11 +154,9 @@ def check_options(cfg: Any) -> None:
     options = read_options(cfg)
     if options.enabled:
         for decoder in (False, True):
-            options.table_config(decoder).validate(say=say)
+            options.table_config(decoder).validate(say=say_for(options, decoder))
         return
-    changed = [
-        f.name for f in dataclasses.fields(PluginConfig) if getattr(options, f.name) != f.default
-    ]
+    changed = [f.name for f in flag_fields() if getattr(options, f.name) != f.default]
     if changed:
         name = changed[0]
         raise DPQConfigError(

@@ -15,7 +15,7 @@ from torch import nn
 from fairseq_dpq import starts
 from fairseq_dpq.config import DPQConfig, DPQConfigError, PluginConfig
 from fairseq_dpq.glue.layers import FairseqCompactEmbedding, FairseqDPQEmbedding, tie_output
-from fairseq_dpq.glue.options import say
+from fairseq_dpq.glue.options import say, say_for
 from fairseq_dpq.tables import Table, TablesRecord, get_option
 
 logger = logging.getLogger("fairseq_dpq")
@@ -65,13 +65,22 @@ def replace_tables(model: nn.Module, cfg: Any, options: PluginConfig) -> TablesR
     """Put fresh DPQ tables into a model that is about to be trained."""
     tables = find_tables(model)
     chosen = _choose(tables, options, model)
+    for name in ("decoder_K", "decoder_D"):
+        if getattr(options, name) and not any(found.decoder for found in chosen):
+            raise DPQConfigError(
+                f"{say(name, getattr(options, name))} has no effect: no table that becomes DPQ is "
+                f"the decoder's alone (only {', '.join(found.path for found in chosen)}); add "
+                "--dpq-embeddings all where the decoder has a table of its own, or leave it out"
+            )
     record = TablesRecord({})
     for found in chosen:
         _refuse_what_cannot_be(found)
         old = found.module
         assert isinstance(old, nn.Embedding)
         config = options.table_config(found.decoder)
-        config.validate(old.embedding_dim, say, _dim_flag(found))
+        config.validate(
+            old.embedding_dim, say_for(options, found.decoder), _dim_flag(found, old, cfg)
+        )
         table = FairseqDPQEmbedding(
             old.num_embeddings,
             old.embedding_dim,
@@ -173,8 +182,14 @@ def _refuse_what_cannot_be(found: Found) -> None:
             )
 
 
-def _dim_flag(found: Found) -> str:
-    return "--decoder-embed-dim" if found.decoder else "--encoder-embed-dim"
+def _dim_flag(found: Found, table: nn.Embedding, cfg: Any) -> str:
+    """The flag that a table's size comes from."""
+    side = "decoder" if found.decoder else "encoder"
+    # Language models have --decoder-input-dim for their table; in others it follows embed-dim.
+    own = get_option(cfg, f"{side}_input_dim")
+    other = get_option(cfg, f"{side}_embed_dim")
+    name = "input" if own == table.embedding_dim != other else "embed"
+    return f"--{side}-{name}-dim"
 
 
 def _describe(found: Found, config: DPQConfig) -> Table:

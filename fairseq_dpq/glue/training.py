@@ -32,19 +32,27 @@ def named_tables(model: nn.Module) -> list[tuple[str, DPQEmbedding]]:
     ]
 
 
+def forget_evaluation(model: Any) -> None:
+    """Drop what passes outside the criterion left in evaluation, as --eval-bleu's search does."""
+    if isinstance(model, nn.Module) and not model.training:
+        for table in model.modules():
+            if isinstance(table, DPQEmbedding):
+                table.pop_regularizer()
+
+
 def add_regularizer(model: Any, result: Any) -> Any:
     """Add the tables' regularisers to a criterion's (loss, sample_size, logging_output)."""
     if not isinstance(model, nn.Module):
         return result
-    popped = [m.pop_regularizer() for m in model.modules() if isinstance(m, DPQEmbedding)]
-    terms = [term for term in popped if term is not None]
-    if not terms:
+    tables = [m for m in model.modules() if isinstance(m, DPQEmbedding)]
+    popped = [pair for pair in (m.pop_regularizer_and_error() for m in tables) if pair is not None]
+    if not popped:
         return result
     loss, sample_size, logging_output = result
-    total = torch.stack(terms).sum()
+    terms, errors = zip(*popped)
     if model.training:
-        loss = loss + total * sample_size
-    logging_output[REG_KEY] = total.detach() * sample_size
+        loss = loss + torch.stack(terms).sum() * sample_size
+    logging_output[REG_KEY] = torch.stack(errors).sum() * sample_size
     logging_output[WEIGHT_KEY] = sample_size
     return loss, sample_size, logging_output
 

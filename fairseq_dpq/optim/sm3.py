@@ -67,7 +67,7 @@ class SM3(torch.optim.Optimizer):
 
     def _update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
         if grad.is_sparse:
-            raise RuntimeError("SM3 takes dense gradients; build nn.Embedding with sparse=False")
+            raise RuntimeError("SM3 takes dense gradients; build embeddings with sparse=False")
         grad = grad.float()
         weight = p.float()  # p itself when it is float32
         if group["weight_decay"] != 0.0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shlex
 
@@ -39,6 +40,15 @@ def test_runs_with(corpus, tmp_path, flags: str, method: str) -> None:
     assert model["encoder.embed_tokens.norm_updates"].item() >= 5
     out = fsq.main("generate", [str(corpus), *GENERATE, "--path", tmp_path / "checkpoint_last.pt"])
     assert len(re.findall(r"^H-\d+", out, re.M)) == 21
+
+
+@pytest.mark.parametrize("flag", ["--fp16", "--memory-efficient-fp16"])
+def test_a_loss_scale_that_overflows_on_cpu_is_halved(corpus, tmp_path, flag) -> None:
+    flags = [*TIED, flag, "--fp16-init-scale", str(2**24)]
+    log = train(corpus, tmp_path, *flags, updates=2, dpq=SX)
+    assert "gradient overflow detected" in log
+    assert last(tmp_path)["optimizer_history"][-1]["num_updates"] == 2
+    assert last(tmp_path)["last_optimizer_state"]["loss_scale"] < 2**24
 
 
 def test_data_dependent_starts_reach_the_fp16_copies(corpus, tmp_path) -> None:
@@ -88,6 +98,26 @@ def test_hub_interface(corpus, tmp_path) -> None:
         str(tmp_path), "checkpoint_last.pt", data_name_or_path=str(corpus)
     )
     assert isinstance(hub.translate("a1 a2 a3", beam=2), str)
+
+
+@pytest.mark.parametrize("method", ["sx", "vq"])
+def test_inference_works_codes_out_once(corpus, tmp_path, method) -> None:
+    """`prepare_for_inference_`, as fairseq's commands call it, keeps the codes of all words."""
+    from fairseq import checkpoint_utils
+
+    train(corpus, tmp_path, *TRANSFORMER, updates=2, dpq=f"{SX} --dpq-method {method}")
+    (model,), cfg, _ = checkpoint_utils.load_model_ensemble_and_task(
+        [str(tmp_path / "checkpoint_last.pt")]
+    )
+    table = model.encoder.embed_tokens
+    tokens = torch.arange(len(table.query))
+    expected = copy.deepcopy(table).eval()(tokens)
+    model.prepare_for_inference_(cfg)
+    assert not model.training
+    assert torch.equal(table._frozen_codes, table.codes())
+    assert torch.equal(table(tokens), expected)
+    table.train()
+    assert table._frozen_codes is None
 
 
 @pytest.mark.parametrize("flags", [TRANSFORMER, TIED], ids=["untied", "tied"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 
 import fsq
 import pytest
 import torch
 
-from fairseq_dpq.config import DPQConfigError, PluginConfig
+from fairseq_dpq.config import DPQConfigError, PluginConfig, flag_fields
 from fairseq_dpq.glue import options
 from glue.conftest import RUN, last, train
 from glue.test_matrix import SMALL
@@ -44,7 +43,7 @@ def test_help_and_defaults_come_from_the_dataclass() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     TranslationTask.add_args(parser)
     text = " ".join(parser.format_help().split())
-    for field in dataclasses.fields(PluginConfig):
+    for field in flag_fields():
         assert options.flag(field.name) in text
         assert " ".join(field.metadata["help"].split()) in text
     args = parser.parse_args(["data", "--dpq-K", "7", "--dpq-no-normalize", "--dpq-method", "vq"])
@@ -55,7 +54,7 @@ def test_help_and_defaults_come_from_the_dataclass() -> None:
 
 def test_help_of_fairseq_train_shows_every_option() -> None:
     done = fsq.run(["fairseq-train", "data", "--user-dir", fsq.USER_DIR, "--help"])
-    for field in dataclasses.fields(PluginConfig):
+    for field in flag_fields():
         assert f"  {options.flag(field.name)}" in done.stdout
 
 
@@ -85,7 +84,7 @@ def test_options_survive_the_way_through_a_config() -> None:
         ),
         ("--dpq-K 8 --dpq-ema-decay 0.9", r"--dpq-ema-decay 0.9: only vq.*--dpq-method vq"),
         ("--dpq-D 8", r"--dpq-D 8 has no effect without --dpq-K"),
-        ("--dpq-K 8 --dpq-decoder-K 1", r"--dpq-K 1: must be from 2"),
+        ("--dpq-K 8 --dpq-decoder-K 1", r"--dpq-decoder-K 1: must be from 2"),
     ],
 )
 def test_illegal_options_stop_before_data_is_read(dpq: str, message: str, tmp_path) -> None:
@@ -98,10 +97,31 @@ def test_a_D_that_does_not_divide_names_the_model_flag(corpus, tmp_path) -> None
     message = r"--dpq-D 5 does not divide --encoder-embed-dim 32; try 4 or 8"
     with pytest.raises(DPQConfigError, match=message):
         train(corpus, tmp_path, *TRANSFORMER, dpq="--dpq-K 8 --dpq-D 5")
-    message = r"--dpq-D 6 does not divide --decoder-embed-dim 32"
+    message = r"--dpq-decoder-D 6 does not divide --decoder-embed-dim 32"
     with pytest.raises(DPQConfigError, match=message):
         dpq = "--dpq-K 8 --dpq-D 4 --dpq-decoder-D 6 --dpq-embeddings all"
         train(corpus, tmp_path, *TRANSFORMER, dpq=dpq)
+
+
+def test_the_flag_that_a_language_models_size_comes_from(lm, tmp_path) -> None:
+    flags = ["--task", "language_modeling", "--arch", "transformer_lm", "--decoder-layers", "1"]
+    flags += ["--tokens-per-sample", "20", "--batch-size", "8"]
+    flags += ["--decoder-embed-dim", "32", "--decoder-attention-heads", "2"]
+    message = r"--dpq-D 48 does not divide --decoder-input-dim 512"
+    with pytest.raises(DPQConfigError, match=message):
+        train(lm, tmp_path, *flags, dpq="--dpq-K 8 --dpq-D 48")
+    message = r"--dpq-D 48 does not divide --decoder-embed-dim 32"
+    with pytest.raises(DPQConfigError, match=message):
+        train(lm, tmp_path, *flags, "--decoder-input-dim", "32", dpq="--dpq-K 8 --dpq-D 48")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_decoders_K_without_a_decoders_table(corpus, joined, tmp_path, shared) -> None:
+    message = r"--dpq-decoder-K 5 has no effect: .*only encoder.embed_tokens.*--dpq-embeddings all"
+    dpq = "--dpq-K 8 --dpq-D 4 --dpq-decoder-K 5"
+    flags = [*TRANSFORMER, "--share-all-embeddings"] if shared else TRANSFORMER
+    with pytest.raises(DPQConfigError, match=message):
+        train(joined if shared else corpus, tmp_path, *flags, dpq=dpq)
 
 
 def test_decoder_has_its_own_K_and_D(corpus, tmp_path) -> None:

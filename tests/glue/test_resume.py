@@ -66,6 +66,51 @@ def test_training_options_may_change_with_a_reset_optimizer(corpus, dpq, tmp_pat
     assert "Loaded checkpoint" in log
 
 
+@pytest.mark.parametrize(
+    ("method", "option", "buffers"),
+    [
+        ("sx", "--dpq-reseed-after 3", {"idle"}),
+        ("sx", "--dpq-kmeans-init 1", {"start_counts", "start_updates"}),
+        ("vq", "--dpq-ema-decay 0.9", {"ema_count", "ema_sum"}),
+    ],
+)
+def test_options_with_state_are_taken_on_and_left_out(corpus, tmp_path, method, option, buffers):
+    """What a collapsing run is advised to try can be tried on the run itself, and undone."""
+    plain = f"{SX} --dpq-method {method}"
+    train(corpus, tmp_path / "plain", *TIED, updates=2, dpq=plain)
+    path = "encoder.embed_tokens."
+    before = last(tmp_path / "plain")["model"]
+
+    def added(where) -> set:
+        state = last(where)["model"]
+        return {key[len(path) :] for key in state if key.startswith(path)} - {
+            key[len(path) :] for key in before
+        }
+
+    checkpoint = tmp_path / "plain" / "checkpoint_last.pt"
+    log = resume(corpus, tmp_path / "on", checkpoint, f"{plain} {option}", "--reset-optimizer")
+    assert "Loaded checkpoint" in log
+    assert added(tmp_path / "on") == buffers
+    checkpoint = tmp_path / "on" / "checkpoint_last.pt"
+    log = resume(corpus, tmp_path / "off", checkpoint, plain, "--reset-optimizer")
+    assert "Loaded checkpoint" in log
+    assert added(tmp_path / "off") == set()
+
+
+def test_averages_that_are_taken_on_begin_at_the_trained_centroids() -> None:
+    torch.manual_seed(0)
+    old = FairseqDPQEmbedding(20, 8, 1, K=4, D=2, method="vq")
+    state = {f"embed.{key}": tensor for key, tensor in old.state_dict().items()}
+    layer = FairseqDPQEmbedding(20, 8, 1, K=4, D=2, method="vq", ema_decay=0.9)
+    layer.upgrade_state_dict_named(state, "embed")
+    layer.load_state_dict({key[len("embed.") :]: tensor for key, tensor in state.items()})
+    assert torch.equal(layer.ema_sum / layer.ema_count.unsqueeze(-1), old.values)
+    del state["embed.norm_mean"]  # not something to start anew: the codes depend on it
+    layer.upgrade_state_dict_named(state, "embed")
+    with pytest.raises(RuntimeError, match="norm_mean"):
+        layer.load_state_dict({key[len("embed.") :]: tensor for key, tensor in state.items()})
+
+
 def test_full_tables_need_a_word_from_the_user(corpus, full, tmp_path) -> None:
     with pytest.raises(DPQConfigError, match=r"full tables.*--finetune-from-model"):
         resume(corpus, tmp_path, full, SX)

@@ -125,6 +125,41 @@ def test_validation_loss_is_the_tasks_alone(corpus, tmp_path) -> None:
     assert len(losses) == 1
 
 
+@pytest.mark.parametrize("extra", ["", "--dpq-ema-decay 0.9"])
+def test_dpq_reg_is_the_error_whatever_its_weight(corpus, tmp_path, extra) -> None:
+    """The same unit in training and validation: the mean squared error, without weights."""
+    logged = {}
+    for weight in ("1", "1000"):
+        dpq = f"{VQ} {extra} --dpq-no-normalize --dpq-reg-weight {weight}"
+        log = train(corpus, tmp_path / weight, *TRANSFORMER, "--lr", "1e-30", updates=1, dpq=dpq)
+        logged[weight] = [
+            fsq.logged(log, pattern + r".*? dpq_reg")[0]
+            for pattern in (r"train_inner \|", r"valid on .*?\|")
+        ]
+    assert logged["1"] == logged["1000"]
+    trained, valid = logged["1"]
+    assert valid > 0 and trained > 0
+    if not extra:  # the moving average changes the centroids in between, whatever --lr is
+        assert abs(trained - valid) < 0.3 * valid
+
+
+def test_a_search_in_validation_leaves_the_regulariser_alone(corpus, tmp_path) -> None:
+    """--eval-bleu runs the model outside the criterion: neither the logged error of validation
+    nor the loss of the next training batch may take those passes in."""
+    logs = {}
+    for name, more in (("plain", []), ("bleu", ["--eval-bleu", "--eval-bleu-args", "{}"])):
+        flags = [*TRANSFORMER, *more, "--validate-interval-updates", "1"]
+        logs[name] = train(corpus, tmp_path / name, *flags, updates=3, dpq=VQ)
+    assert "bleu" in logs["bleu"]
+    for pattern in (
+        r"train_inner \| .*? loss",
+        r"train_inner \|.*? dpq_reg",
+        r"valid on .*? dpq_reg",
+    ):
+        plain, bleu = (fsq.logged(logs[name], pattern) for name in ("plain", "bleu"))
+        assert len(plain) == 3 and plain == bleu, pattern
+
+
 @pytest.mark.parametrize("log_format", ["simple", "json", "tqdm", "none"])
 def test_log_formats(corpus, tmp_path, log_format) -> None:
     flags = [*TRANSFORMER, "--log-format", log_format, "--log-file", str(tmp_path / "log.txt")]

@@ -73,6 +73,16 @@ def test_two_workers_equal_one_with_update_freq_2(corpus, tmp_path, dpq, backend
     assert single["encoder.embed_tokens.norm_updates"].item() == 4
 
 
+@pytest.mark.parametrize("rotation", ["", "--dpq-rotation-trick"])
+def test_find_unused_parameters_finds_the_centroids(corpus, tmp_path, rotation) -> None:
+    """Their gradient comes by the regulariser alone, which DDP does not see in the output."""
+    flags = ["--ddp-backend", "pytorch_ddp", "--find-unused-parameters"]
+    run(corpus, tmp_path / "two", VQ + rotation, *flags, workers=2, updates=2)
+    a, b = (torch.load(tmp_path / "two" / f"rank{r}.pt") for r in (0, 1))
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
 @pytest.mark.parametrize("backend", ["legacy_ddp", "pytorch_ddp"])
 def test_workers_stay_identical_with_data_dependent_starts(corpus, tmp_path, backend) -> None:
     """k-means start and re-seeding look at each worker's own batches, yet all end alike, also
