@@ -17,8 +17,9 @@ from fairseq_dpq.datasets.binarize import require_fairseq
 from fairseq_dpq.datasets.checksums import Checks, read_checksum_file
 from fairseq_dpq.datasets.download import Downloader
 from fairseq_dpq.datasets.errors import PrepareError
+from fairseq_dpq.datasets.locks import find_out, out_folder, work_folder
 from fairseq_dpq.datasets.sources import Sources, Wanted
-from fairseq_dpq.datasets.stamps import build_folder, check_replaceable, is_current, work_folder
+from fairseq_dpq.datasets.stamps import build_folder, check_replaceable, is_current
 
 Result = Dict[str, Any]
 
@@ -69,7 +70,10 @@ class Run:
                 raise PrepareError(f"--mirror {mirror}: must begin with http:// or https://")
         self.name = name
         self.args = args
-        self.out: Path = args.out
+        needed = {"the current folder": Path.cwd(), "--work": args.work}
+        if args.from_dir is not None:
+            needed["--from"] = args.from_dir
+        self.out = find_out(args.out, needed)
         self.work: Path = args.work
         self.workers: int = args.workers
         override = read_checksum_file(args.checksums) if args.checksums else {}
@@ -133,7 +137,7 @@ class Run:
                 shutil.rmtree(self.work / name, ignore_errors=True)
         for line in lines:
             self.say(line)
-        self.say(f"{self.out}: {state}")
+        self.say(f"{self.args.out}: {state}")
 
 
 def _terminate(signum: int, frame: Any) -> None:
@@ -153,7 +157,7 @@ def run_main(
         signal.signal(signal.SIGTERM, _terminate)
         require_fairseq()
         run = Run(name, args)
-        with work_folder(run.work):
+        with out_folder(run.out), work_folder(run.work):
             body(run)
     except (PrepareError, OSError) as error:
         text = " ".join(str(error).split())

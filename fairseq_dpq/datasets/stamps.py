@@ -5,19 +5,13 @@ The stamp holds the inputs and options; the same key again means there is nothin
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping
+from typing import Any, Callable, Dict, Mapping
 
 from fairseq_dpq.datasets.errors import PrepareError
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows has no flock
-    fcntl = None  # type: ignore[assignment]
 
 STAMP = "prepare.json"
 Result = Dict[str, Any]
@@ -56,7 +50,9 @@ def build_folder(
     partial = folder.with_name(f".{folder.name}.partial")
     old = folder.with_name(f".{folder.name}.old")
     for leftover in (partial, old):
-        if leftover.exists():
+        if leftover.is_symlink() or leftover.is_file():
+            leftover.unlink()
+        elif leftover.exists():
             shutil.rmtree(leftover)
     partial.mkdir()
     try:
@@ -87,28 +83,3 @@ def check_replaceable(folder: Path) -> None:
             f"{folder} exists and was not made by this script (no {STAMP} in it); "
             "move it away or choose another --out"
         )
-
-
-@contextlib.contextmanager
-def work_folder(work: Path) -> Iterator[None]:
-    """Hold the work folder for one run at a time; an empty one is taken away at the end."""
-    missing = [path for path in (work, *work.parents) if not path.exists()]
-    work.mkdir(parents=True, exist_ok=True)
-    handle = os.open(work, os.O_RDONLY) if fcntl is not None else -1
-    try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise PrepareError(
-                    f"another run is using {work}; wait for it or pass --work DIR"
-                ) from error
-        yield
-    finally:
-        if handle >= 0:
-            os.close(handle)
-        with contextlib.suppress(OSError):
-            (work / "downloads").rmdir()
-        with contextlib.suppress(OSError):
-            for path in missing:
-                path.rmdir()

@@ -1,0 +1,202 @@
+"""Where --out may be, and that two runs do not write the same one."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from data_server import tree
+
+from fairseq_dpq.datasets import locks
+from fairseq_dpq.datasets.cli import Result, Run, make_parser, run_main
+from fairseq_dpq.datasets.errors import PrepareError
+from fairseq_dpq.datasets.locks import out_folder
+from fairseq_dpq.datasets.stamps import STAMP, build_folder
+
+
+def prepare(out: object, work: object, *flags: object, wait: Path | None = None) -> int:
+    """A prepare script with next to nothing to do; it waits until `wait` is there."""
+
+    def build(folder: Path) -> Result:
+        (folder / "train.bin").write_text("data")
+        while wait is not None and not wait.exists():
+            time.sleep(0.01)
+        return {}
+
+    def body(run: Run) -> None:
+        run.publish({}, [], build, lambda result: [])
+
+    words = ["--out", out, "--work", work, *flags]
+    return run_main("toy", make_parser("toy", ""), body, [str(word) for word in words])
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+
+
+def test_second_run_with_the_same_out_leaves_the_first_one_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, half = tmp_path / "bin", tmp_path / ".bin.partial" / "train.bin"
+    go_on, work = tmp_path / "go on", tmp_path / "w1"
+
+    def run_first() -> None:
+        sys.exit(prepare(out, work, wait=go_on))
+
+    first = multiprocessing.get_context("fork").Process(target=run_first)
+    first.start()
+    try:
+        while not half.exists() and first.is_alive():
+            time.sleep(0.01)
+        # As told: another --work. Through a link it is the same --out.
+        (tmp_path / "link").symlink_to(out)
+        for name in (out, tmp_path / "link"):
+            assert prepare(name, tmp_path / "w2") == 2
+            assert capsys.readouterr().err == (
+                f"prepare_toy.sh: error: another run is writing --out {out}; wait for it, or pass "
+                "another --out and --work\n"
+            )
+            assert half.exists() and not (tmp_path / "w2").exists()
+        assert prepare(tmp_path / "other", work) == 2
+        assert capsys.readouterr().err == (
+            f"prepare_toy.sh: error: another run is using --work {work}; wait for it, or pass "
+            "another --work and --out\n"
+        )
+    finally:
+        go_on.touch()
+        first.join(30)
+    assert first.exitcode == 0
+    assert tree(out) == [STAMP, "train.bin"] and hidden(tmp_path) == [] and not work.exists()
+    (tmp_path / ".bin.lock").touch()  # as a killed run leaves it
+    assert prepare(out, tmp_path / "w2", "--force") == 0
+    assert hidden(tmp_path) == []
+
+
+def test_locks_are_for_writing_and_a_disk_without_them_gives_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    modes: list[int] = []
+
+    def refuse(handle: int, operation: int) -> None:
+        modes.append(fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE)
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert prepare(tmp_path / "bin", tmp_path / "w") == 0
+    assert modes == [os.O_RDWR] * 2  # --out and --work; NFS refuses LOCK_EX on other handles
+    told = capsys.readouterr().err
+    assert f"warning: {tmp_path / '.bin.lock'}: no lock (No locks available)" in told
+    assert f"warning: {tmp_path / 'w' / '.lock'}: no lock" in told
+    assert tree(tmp_path) == [f"bin/{STAMP}", "bin/train.bin"]
+
+
+def test_lock_of_a_removed_file_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run before ends between this one's open and flock, and takes the file with it."""
+    path = tmp_path / ".bin.lock"
+    locked: list[int] = []
+    flock = fcntl.flock
+
+    def late(handle: int, operation: int) -> None:
+        if not locked:
+            path.unlink()
+        locked.append(handle)
+        flock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with out_folder(tmp_path / "bin"):
+        assert len(locked) == 2 and path.exists()
+        with pytest.raises(PrepareError, match="another run"), out_folder(tmp_path / "bin"):
+            pass
+        assert path.exists()
+    assert tree(tmp_path) == []
+
+
+def test_out_may_be_a_link_to_another_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk, home = tmp_path / "disk" / "ptb", tmp_path / "home"
+    disk.mkdir(parents=True)
+    home.mkdir()
+    (home / "ptb").symlink_to(disk)
+    for flags in ([], ["--force"]):
+        assert prepare(home / "ptb", tmp_path / "w", *flags) == 0
+        assert (home / "ptb").is_symlink() and not disk.is_symlink()
+        assert tree(disk) == [STAMP, "train.bin"]
+        assert (hidden(home), hidden(disk.parent)) == ([], [])
+        assert capsys.readouterr().out == f"| {home / 'ptb'}: done\n"  # as it was given
+    shutil.rmtree(disk)  # a link to a folder that is yet to be made
+    assert prepare(home / "ptb", tmp_path / "w") == 0
+    assert (home / "ptb").is_symlink() and tree(disk) == [STAMP, "train.bin"]
+
+
+def test_leftover_links_are_taken_away_and_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    for name in (".x.old", ".x.partial"):
+        (tmp_path / name).symlink_to(precious)
+    assert build_folder(tmp_path / "x", {}, lambda folder: {"n": 1}) == {"n": 1}
+    assert tree(precious) == ["thesis.txt"]
+    assert hidden(tmp_path) == [] and tree(tmp_path / "x") == [STAMP]
+
+
+@pytest.mark.parametrize("case", [".", "..", "loop", "work", "from", "/"])
+def test_places_that_cannot_be_replaced(
+    case: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, here = tmp_path / "in", tmp_path / "here"
+    source.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (tmp_path / "loop").symlink_to("loop")
+    out = {"loop": tmp_path / "loop", "work": tmp_path / "a", "from": source}.get(case, case)
+    work = tmp_path / "a" / "w"
+    before = sorted(tmp_path.rglob("*"))
+    assert prepare(out, work, "--from", source) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith(f"prepare_toy.sh: error: --out {out}")
+    expected = {
+        "loop": "is a link that leads back to itself; give a folder",
+        "work": f"holds --work {work}; choose a folder in it, e.g. --out {out}/data",
+        "from": f"holds --from {source}; ",
+        "/": "is a mount point and cannot be replaced; choose a folder in it, e.g. --out /data",
+    }.get(case, "is replaced as a whole, and holds the current folder ")
+    assert expected in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_mount_point_of_the_same_disk_is_seen(tmp_path: Path) -> None:
+    """A real mount, in a name space of its own; os.path.ismount does not see one of this kind."""
+    space = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*space, "true"], stderr=-3).returncode:
+        pytest.skip("no mounts in a name space of one's own here")
+    for name in ("empty", "my disk"):
+        (tmp_path / name).mkdir()
+    # The package without its own __init__, which would import torch and fairseq.
+    code = (
+        "import sys, types, pathlib; package = types.ModuleType('fairseq_dpq'); "
+        "package.__path__ = [sys.argv[1]]; sys.modules['fairseq_dpq'] = package\n"
+        "from fairseq_dpq.datasets.locks import find_out\n"
+        "find_out(pathlib.Path('my disk'), {})"
+    )
+    script = 'mount --bind empty "my disk" && exec "$@"'
+    done = subprocess.run(
+        [*space, "sh", "-c", script, "sh", sys.executable, "-c", code,
+         Path(locks.__file__).parents[1]],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    message = "--out my disk is a mount point and cannot be replaced; choose a folder in it, e.g. "
+    assert message + f"--out {tmp_path}/my disk/data" in done.stderr
