@@ -193,20 +193,27 @@ class _Recomputed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, keys, values, codes, *stats = ctx.saved_tensors
-        known = Stats(*stats) if stats else None
-        small = keys.detach().requires_grad_(), values.detach().requires_grad_()
-        sums = torch.zeros_like(keys), torch.zeros_like(values)
+        keys = keys.detach().requires_grad_()
+        grad_keys = torch.zeros_like(keys)
         rows = []
         for part in _chunks(query, keys.shape[1]):
+            shape = query[part].shape
             with torch.enable_grad():
-                own = query[part].detach().requires_grad_()
-                resp = normalize(response(own, small[0], ctx.distance), known)
-                out = exchange(resp, small[1], codes[part], ctx.tau)
-            row, *others = torch.autograd.grad(out, (own, *small), grad[part])
-            rows.append(row)
-            for total, other in zip(sums, others):
-                total += other
-        return (torch.cat(rows), *sums, None, None, None, None)
+                own = _tokens_of_groups(query[part].detach(), keys).requires_grad_()
+                score = _scores(own, keys, ctx.distance)
+            scale = 1 / ctx.tau
+            resp = score.detach()
+            if stats:
+                scale = scale * _scale(Stats(*stats)).unsqueeze(-1)
+                resp = resp - stats[0].unsqueeze(-1)
+            p = torch.softmax(resp * scale, 1)
+            grad_w = torch.bmm(values, _tokens_of_groups(grad[part], keys).transpose(1, 2))
+            grad_score = torch._softmax_backward_data(grad_w, p, 1, p.dtype) * scale
+            row, grad_k = torch.autograd.grad(score, (own, keys), grad_score)
+            rows.append(row.view(shape) if keys.shape[0] == 1 else row.transpose(0, 1))
+            grad_keys += grad_k
+        grad_values = sum_by_code(grad, codes, values.shape[0], values.shape[1])
+        return torch.cat(rows), grad_keys, grad_values, None, None, None, None
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -306,12 +313,10 @@ def evaluation_codes(query: Tensor, keys: Tensor, distance: str, stats: Stats | 
 def _codes_of_chunk(
     query: Tensor, keys: Tensor, distance: str, stats: Stats | None, bound: tuple[Tensor, Tensor]
 ) -> Tensor:
-    rows, D, size = query.shape
+    rows, D, _ = query.shape
     G, K, _ = keys.shape
-    # Tokens come last, (G, K, tokens): on a CPU all that follows is then vectorised over them.
-    # Groups that share their keys are so many more tokens of one group.
     shared = G == 1
-    own = query.reshape(1, rows * D, size) if shared else query.transpose(0, 1)
+    own = _tokens_of_groups(query, keys)
     score = _scores(own, keys, distance)
     if stats is not None:
         score.sub_(stats.mean.unsqueeze(-1)).mul_(_scale(stats).unsqueeze(-1))
@@ -338,8 +343,21 @@ def _codes_of_chunk(
     return codes
 
 
+def _tokens_of_groups(rows: Tensor, keys: Tensor) -> Tensor:
+    """Rows (tokens, D, size) by group: (G, tokens, size), each group's lying together.
+
+    Groups that share their keys are so many more tokens of one group.
+    """
+    if keys.shape[0] == 1:
+        return rows.reshape(1, -1, rows.shape[-1])
+    return rows.transpose(0, 1).contiguous()
+
+
 def _scores(query: Tensor, keys: Tensor, distance: str) -> Tensor:
-    """`response` of queries (G, tokens, d_key), tokens last: (G, K, tokens)."""
+    """`response` of queries (G, tokens, d_key), tokens last: (G, K, tokens).
+
+    Of many rows, this is the better form on a CPU: what follows is vectorised over the tokens.
+    """
     if distance == "cosine":
         query = query / query.norm(dim=-1, keepdim=True).clamp_min(_TINY)
         keys = keys / keys.norm(dim=-1, keepdim=True).clamp_min(_TINY)
