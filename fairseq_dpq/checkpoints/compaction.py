@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
@@ -21,6 +20,7 @@ from fairseq_dpq.checkpoints.contents import (
     training_layer,
 )
 from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.checkpoints.upgrading import upgraded_cfg
 from fairseq_dpq.compact import CompactEmbedding
 from fairseq_dpq.embedding import DPQEmbedding, code_usage
 from fairseq_dpq.tables import Table, TablesRecord, write_record
@@ -142,10 +142,7 @@ def inference_state(
 ) -> dict[str, Any]:
     """A checkpoint with nothing but what fairseq needs to load a model for inference."""
     old = checkpoint.state
-    state: dict[str, Any] = {"args": old.get("args"), "cfg": copy.deepcopy(old.get("cfg"))}
-    if state["args"] is not None:
-        state["args"] = copy.deepcopy(state["args"])
-    state["model"] = model
+    state: dict[str, Any] = {"args": None, "cfg": upgraded_cfg(checkpoint), "model": model}
     history = old.get("optimizer_history") or [{}]
     state["optimizer_history"] = [
         {

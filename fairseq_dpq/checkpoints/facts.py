@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_dpq.checkpoints.compaction import Compacted
 from fairseq_dpq.checkpoints.contents import Checkpoint, named, stored_bytes
-from fairseq_dpq.tables import Table, TablesRecord
+from fairseq_dpq.tables import Table, TablesRecord, get_option
 
 _POSITIONS = re.compile(r"(embed_positions|position|segment)")
 _TOKENS = re.compile(r"(^|\.)(embed_tokens|embeddings\.\d+\.0)\.weight$")
@@ -80,7 +80,7 @@ def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict
     return out
 
 
-def token_tables(weights: Mapping[str, Tensor]) -> dict[str, list[str]]:
+def token_tables(weights: Mapping[str, Tensor], cfg: Any) -> dict[str, list[str]]:
     """Full token tables of a state_dict by path, each with its other names."""
     found: dict[str, list[str]] = {}
     for key, tensor in weights.items():
@@ -88,16 +88,48 @@ def token_tables(weights: Mapping[str, Tensor]) -> dict[str, list[str]]:
             continue
         path = key[: -len(".weight")]
         for other, names in found.items():
-            twin = weights[f"{other}.weight"]
-            # Tools that copy checkpoints may have torn shared memory apart: numbers tell, too.
-            if twin.shape == tensor.shape and (
-                twin.data_ptr() == tensor.data_ptr() or torch.equal(twin, tensor)
-            ):
+            if same_table(weights, cfg, other, path):
                 names.append(path)
                 break
         else:
             found[path] = []
     return found
+
+
+def same_table(weights: Mapping[str, Tensor], cfg: Any, table: str, other: str) -> bool:
+    """Whether the module at `other` uses the token table at `table`.
+
+    In a file of a run on CPU they share memory. One of a GPU, or of half precision, has a copy for
+    each name: there the model's flags tell a tie from two tables that happen to be equal, such as
+    the same frozen vectors on both sides.
+    """
+    a, b = weights[f"{table}.weight"], weights[f"{other}.weight"]
+    if a.shape != b.shape:
+        return False
+    if a.data_ptr() == b.data_ptr():
+        return True
+    return _flags_tie(cfg, table, other) and torch.equal(a, b)
+
+
+def _flags_tie(cfg: Any, table: str, other: str) -> bool:
+    def on(*flags: str) -> bool:
+        return any(get_option(cfg, flag) for flag in flags)
+
+    if on("share_all_embeddings"):
+        return True
+    name, side = other.rsplit(".", 1)[-1], _side(table)
+    if name == "lm_head":
+        return not on("untie_weights_roberta")
+    if side != _side(other):
+        return False
+    if name == "embed_tokens":  # of several languages
+        return on(f"share_{side}_embeddings", f"share_{side}s")
+    return on(f"share_{side}_input_output_embed")
+
+
+def _side(path: str) -> str:
+    parts = path.split(".")
+    return "decoder" if any(part.startswith("decoder") for part in parts) else "encoder"
 
 
 def saving(checkpoint: Checkpoint, after: int, tables: Sequence[Compacted]) -> dict[str, int]:

@@ -11,7 +11,8 @@ from torch import Tensor
 from fairseq_dpq.checkpoints.compaction import compact_layer, inference_state
 from fairseq_dpq.checkpoints.contents import Checkpoint, separate, stored_bytes
 from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.facts import token_tables
+from fairseq_dpq.checkpoints.facts import same_table, token_tables
+from fairseq_dpq.checkpoints.upgrading import upgraded_names
 from fairseq_dpq.config import DPQConfig, PluginConfig
 from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.tables import Table, TablesRecord, set_options
@@ -39,7 +40,7 @@ def choose_tables(checkpoint: Checkpoint, wanted: str) -> dict[str, list[str]]:
     """The tables to quantise, by path, with their other names: the words of --dpq-embeddings."""
     tables = {
         path: names
-        for path, names in token_tables(checkpoint.weights).items()
+        for path, names in token_tables(checkpoint.weights, checkpoint.model_cfg).items()
         if path.split(".")[-1] == "embed_tokens"
     }
     if not tables:
@@ -93,6 +94,8 @@ def quantize_state(
         )
     if not options.enabled:
         raise CheckpointError("--dpq-K is missing; try --dpq-K 32")
+    state = {**checkpoint.state, "model": upgraded_names(checkpoint.weights)}
+    checkpoint = replace(checkpoint, state=state)
     weights = dict(checkpoint.weights)
     form, origin = ("training", None) if trainable else ("compact", source)
     record = TablesRecord({}, form=form, source=origin)
@@ -104,14 +107,14 @@ def quantize_state(
             config = replace(config, method="vq", normalize=False)
         full = checkpoint.weights[f"{path}.weight"]
         config.validate(full.shape[1], _say, f"{path}.embedding_dim")
-        tied = _tied(weights, full, [path, *aliases])
+        tied = _tied(weights, checkpoint.model_cfg, path, aliases)
         for name in [path, *aliases, *tied]:
             del weights[f"{name}.weight"]
-        state, result = _quantize(path, full, config, trainable, seed, progress)
+        tensors, result = _quantize(path, full, config, trainable, seed, progress)
         result.table = replace(result.table, aliases=aliases, tied=tied)
         record.tables[path] = result.table
         for name in [path, *aliases]:
-            weights.update({f"{name}.{key}": tensor for key, tensor in state.items()})
+            weights.update({f"{name}.{key}": tensor for key, tensor in tensors.items()})
         done.append(result)
     new = inference_state(checkpoint, separate(weights), record)
     set_options(Checkpoint(checkpoint.path, new, 0).model_cfg, _flat(options))
@@ -128,16 +131,12 @@ def _flat(options: PluginConfig) -> dict[str, Any]:
     return to_keys(options)
 
 
-def _tied(weights: Mapping[str, Tensor], full: Tensor, own: list[str]) -> list[str]:
-    """Layers that multiply by the same table: their weight is the same, number for number."""
-    out = []
-    for key, tensor in weights.items():
-        path, _, name = key.rpartition(".")
-        if name == "weight" and path not in own and tensor.shape == full.shape:
-            same = tensor.data_ptr() == full.data_ptr() or torch.equal(tensor, full)
-            if same:
-                out.append(path)
-    return out
+def _tied(weights: Mapping[str, Tensor], cfg: Any, path: str, aliases: list[str]) -> list[str]:
+    """Layers that multiply by the same table."""
+    paths = [key[: -len(".weight")] for key in weights if key.endswith(".weight")]
+    others = [other for other in paths if other.split(".")[-1] != "embed_tokens"]
+    own = [path, *aliases]
+    return [x for x in others if any(same_table(weights, cfg, table, x) for table in own)]
 
 
 def _quantize(

@@ -121,7 +121,7 @@ def _changed(old: Tensor, new: Tensor) -> dict[str, float]:
 
 def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, Any]]:
     out = []
-    for path, aliases in token_tables(checkpoint.weights).items():
+    for path, aliases in token_tables(checkpoint.weights, checkpoint.model_cfg).items():
         n, d = checkpoint.weights[path + ".weight"].shape
         config = DPQConfig(K=args.dpq_K, D=args.dpq_D, share_subspaces=args.dpq_share_subspaces)
         facts: dict[str, Any] = {"path": path, "aliases": aliases}

@@ -92,11 +92,14 @@ def test_which_tables(tmp_path, capsys) -> None:
     enc, dec = torch.randn(40, 8), torch.randn(50, 8)
     more = {
         "decoder.embed_tokens.weight": dec,
-        "decoder.output_projection.weight": dec.clone(),  # tied, but torn apart by some tool
+        "decoder.output_projection.weight": dec.clone(),  # tied, but torn apart by a GPU
         "encoder.embed_positions.weight": torch.randn(40, 8),
         "decoder.fc.weight": torch.randn(50, 8),
     }
     source = _full(tmp_path / "full.pt", enc, **more)
+    state = load(source)
+    state["cfg"]["model"].share_decoder_input_output_embed = True
+    torch.save(state, source)
 
     def paths(*flags) -> dict[str, list[str]]:
         facts = _facts(
