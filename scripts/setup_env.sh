@@ -157,14 +157,32 @@ import matplotlib, pytest, safetensors, sentencepiece, tensorboard, xdist")
 
 install_and_check() { install_package && check_all; }
 
-# One set-up at a time. The lock is on this file and is held by every child: it is free when all have ended.
+# One set-up at a time. The lock is held by every child: it is free when all have ended. The file is
+# open for writing, for NFS has no exclusive lock on one that is open for reading.
 lock_python="$(command -v python3 || command -v python)" || die "no python3 found"
-exec 9<"scripts/setup_env.sh"
-lock() { "$lock_python" -c "import fcntl; fcntl.flock(9, fcntl.LOCK_EX$1)" 2>/dev/null; }
-if ! lock " | fcntl.LOCK_NB"; then
-  say "another set-up of this checkout is at work; waiting for it"
-  lock ""
+lock() {
+  "$lock_python" - "$1" 2>&1 <<'PY'
+import fcntl, sys
+try:
+    fcntl.flock(9, fcntl.LOCK_EX | (fcntl.LOCK_NB if sys.argv[1] == "try" else 0))
+except BlockingIOError:
+    sys.exit(75)
+except OSError as error:
+    sys.exit(str(error))
+PY
+}
+lock_code=0
+if { exec 9>>.setup.lock; } 2>/dev/null; then
+  lock_error="$(lock try)" || lock_code=$?
+  if [ "$lock_code" = 75 ]; then
+    say "another set-up of this checkout is at work; waiting for it"
+    lock_code=0
+    lock_error="$(lock wait)" || lock_code=$?
+  fi
+else
+  lock_code=1 lock_error="cannot write it"
 fi
+[ "$lock_code" = 0 ] || say "warning: .setup.lock: no lock ($lock_error); start no second make meanwhile"
 
 # The environment itself: made anew when it is incomplete, was moved, or its Python is gone.
 venv_key="$VENV ${PYTHON:-}"

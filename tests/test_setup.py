@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import configparser
 import email
+import errno
+import fcntl
 import importlib
 import os
 import re
@@ -142,10 +144,18 @@ def test_continuous_integration_runs_lint_and_tests() -> None:
     assert text.index("make lint") < text.index("make test")
 
 
-def _set_up(**variables: str) -> subprocess.CompletedProcess[str]:
+def _copy(folder: Path) -> Path:
+    """A checkout with the set-up script alone: without requirements it ends in its first step."""
+    (folder / "scripts").mkdir(parents=True)
+    shutil.copy(SETUP, folder / "scripts")
+    return folder
+
+
+def _set_up(checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    inherited = {key: value for key, value in os.environ.items() if key not in ("TORCH", "VENV")}
     return subprocess.run(
-        ["bash", str(SETUP)],
-        env={**os.environ, **variables},
+        ["bash", str(checkout / "scripts" / "setup_env.sh")],
+        env={**inherited, "PYTHON": "", **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -154,28 +164,95 @@ def _set_up(**variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_set_up_names_an_unusable_python_and_touches_nothing(tmp_path: Path) -> None:
-    done = _set_up(PYTHON="/no/python", VENV=str(tmp_path / "new"))
+    done = _set_up(_copy(tmp_path), PYTHON="/no/python", VENV=str(tmp_path / "new"))
     assert done.returncode == 1
     assert "PYTHON=/no/python is not a Python 3.11 or later" in done.stdout
     assert not (tmp_path / "new").exists()
 
 
+makes_environments = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="set-up makes environments of Python 3.11 and later"
+)
+
+
+@makes_environments
 def test_set_up_does_not_clear_a_folder_that_is_no_environment(tmp_path: Path) -> None:
-    if sys.version_info < (3, 11):
-        pytest.skip("set-up makes environments of Python 3.11 and later")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1").write_text("years of work")
-    done = _set_up(PYTHON=sys.executable, VENV=str(tmp_path / "thesis"))
+    done = _set_up(_copy(tmp_path), PYTHON=sys.executable, VENV=str(tmp_path / "thesis"))
     assert done.returncode == 1
     assert "is there and is no virtual environment" in done.stdout
     assert (tmp_path / "thesis" / "chapter1").read_text() == "years of work"
+
+
+# A flock like that of NFS, or of a disk without locks; Python imports it before anything else.
+LOCKS = {
+    "nfs": """
+import errno, fcntl, os
+real = fcntl.flock
+def flock(handle, operation):
+    mode = fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE
+    if operation & fcntl.LOCK_EX and mode == os.O_RDONLY:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    real(handle, operation)
+fcntl.flock = flock
+""",
+    "none": """
+import errno, fcntl, os
+def flock(handle, operation):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+fcntl.flock = flock
+""",
+}
+
+
+@pytest.mark.parametrize("case", ["nfs", "none", "unwritable"])
+def test_set_up_goes_on_where_the_lock_is_not_held_by_another(tmp_path: Path, case: str) -> None:
+    checkout = _copy(tmp_path)
+    if case in LOCKS:
+        (tmp_path / "sitecustomize.py").write_text(LOCKS[case])
+    else:
+        (tmp_path / ".setup.lock").mkdir()
+    done = _set_up(checkout, PYTHON="/no/python", PYTHONPATH=str(tmp_path))
+    warning = {
+        "nfs": "",
+        "none": f"setup: warning: .setup.lock: no lock ([Errno {errno.ENOLCK}] No locks available);"
+        " start no second make meanwhile\n",
+        "unwritable": "setup: warning: .setup.lock: no lock (cannot write it); start no second "
+        "make meanwhile\n",
+    }[case]
+    assert done.stdout.startswith(f"{warning}setup: error: PYTHON=/no/python is not")
+
+
+def test_set_up_waits_for_another_one(tmp_path: Path) -> None:
+    checkout = _copy(tmp_path)
+    with open(checkout / ".setup.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = subprocess.Popen(
+            ["bash", checkout / "scripts" / "setup_env.sh"],
+            env={**os.environ, "PYTHON": "/no/python"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert second.stdout is not None
+        first_line = second.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            second.wait(0.5)
+    rest, _ = second.communicate(timeout=30)
+    assert first_line == "setup: another set-up of this checkout is at work; waiting for it\n"
+    assert rest.startswith("setup: error: PYTHON=/no/python is not")
+
+
+def test_lock_file_is_not_for_git() -> None:
+    assert "/.setup.lock" in (ROOT / ".gitignore").read_text().splitlines()
 
 
 def test_second_set_up_has_nothing_to_do() -> None:
     if not (ROOT / ".venv" / ".setup" / "package").exists():
         pytest.skip("not in an environment that make has set up")
     start = time.monotonic()
-    done = _set_up(VENV=str(ROOT / ".venv"))
+    done = _set_up(ROOT, VENV=str(ROOT / ".venv"))
     assert done.returncode == 0
     assert done.stdout == ""
     assert time.monotonic() - start < 5
