@@ -2,8 +2,9 @@
 # Creates or repairs .venv: torch, fairseq, pinned requirements, this checkout. make calls it before
 # everything else; when nothing changed it returns within a second.
 #
-# Environment: PYTHON (interpreter for .venv), VENV (default .venv), TORCH (default torch==2.13.0; pip
-# arguments, so that a CUDA or CPU build can be named), MAX_JOBS (compiler processes), and pip's own PIP_*.
+# Environment: PYTHON (interpreter for .venv; without it one that runs is kept, whatever made it), VENV
+# (default .venv), TORCH (default torch==2.13.0; pip arguments, so that a CUDA or CPU build can be named),
+# MAX_JOBS (compiler processes), and pip's own PIP_*.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -35,7 +36,6 @@ trap stop_child INT TERM HUP
 
 # usable PYTHON -> 0 when it is 3.11 or later, can make a virtual environment and compile against itself
 usable() {
-  command -v "$1" >/dev/null || return 1
   "$1" - <<'PY' >/dev/null 2>&1
 import ensurepip, os, sys, sysconfig, venv
 assert sys.version_info >= (3, 11)
@@ -43,16 +43,42 @@ assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
 PY
 }
 
+# base PYTHON -> the interpreter below it: a virtual environment has that of its maker. Never one in
+# $VENV, which is what an activated shell finds first and what make_venv is about to remove.
+base() {
+  "$1" - "$VENV" 2>/dev/null <<'PY'
+import os, sys
+venv = os.path.join(os.path.realpath(sys.argv[1]), "")
+path = getattr(sys, "_base_executable", None) or sys.executable
+for path in path, os.path.realpath(path):
+    if not os.path.join(os.path.realpath(os.path.dirname(path)), "").startswith(venv):
+        print(path)
+        break
+else:
+    sys.exit(1)
+PY
+}
+
+# same PYTHON PYTHON -> 0 when both have the same interpreter below them
+same() {
+  local code='import os, sys; print(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))'
+  local first second
+  first="$("$1" -c "$code" 2>/dev/null)" && second="$("$2" -c "$code" 2>/dev/null)" && [ "$first" = "$second" ]
+}
+
 find_python() {
-  local candidate
+  local candidate path found
   if [ -n "${PYTHON:-}" ]; then
-    usable "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.11 or later with venv, pip and C headers" \
-      "(on Debian and Ubuntu: python3.11, python3.11-venv, python3.11-dev)"
-    echo "$PYTHON"
+    found="$(base "$PYTHON")" && usable "$found" ||
+      die "PYTHON=$PYTHON is not a Python 3.11 or later with venv, pip and C headers" \
+        "(on Debian and Ubuntu: python3.11, python3.11-venv, python3.11-dev)"
+    echo "$found"
     return
   fi
   for candidate in python3.11 python3 python3.12 python3.13 python; do
-    if usable "$candidate"; then echo "$candidate"; return; fi
+    while IFS= read -r path; do
+      if found="$(base "$path")" && usable "$found"; then echo "$found"; return; fi
+    done < <(type -aP "$candidate")
   done
   die "no Python 3.11 or later with venv, pip and C headers found; name one with make PYTHON=/path/to/python3.11" \
     "(on Debian and Ubuntu: python3.11, python3.11-venv, python3.11-dev)"
@@ -184,10 +210,21 @@ else
 fi
 [ "$lock_code" = 0 ] || say "warning: .setup.lock: no lock ($lock_error); start no second make meanwhile"
 
-# The environment itself: made anew when it is incomplete, was moved, or its Python is gone.
-venv_key="$VENV ${PYTHON:-}"
-if [ ! -e "$STAMPS/venv" ] || [ "$(cat "$STAMPS/venv")" != "$venv_key" ] ||
-  ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
+# The environment itself: made anew when it is incomplete, was moved, its Python is gone, or PYTHON names
+# another one. Without PYTHON any will do.
+anew=""
+stamp="$(cat "$STAMPS/venv" 2>/dev/null)" || stamp=""
+case "$stamp" in
+  "$VENV" | "$VENV "*) ;; # older stamps went on with PYTHON
+  *) anew="is incomplete or belongs elsewhere" ;;
+esac
+if [ -z "$anew" ] && ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
+  anew="has no Python with pip that runs"
+fi
+if [ -z "$anew" ] && [ -n "${PYTHON:-}" ] && ! same "$PYTHON" "$VENV/bin/python"; then
+  anew="was made with another Python than $PYTHON"
+fi
+if [ -n "$anew" ]; then
   python="$(find_python)"
   command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null ||
     die "no C++ compiler found (c++ or g++); fairseq needs one (on Debian and Ubuntu: build-essential)"
@@ -195,13 +232,14 @@ if [ ! -e "$STAMPS/venv" ] || [ "$(cat "$STAMPS/venv")" != "$venv_key" ] ||
     .venv*) ;;
     *) [ ! -e "$VENV" ] || [ -e "$VENV/pyvenv.cfg" ] || die "VENV=$VENV is there and is no virtual environment" ;;
   esac
-  [ ! -e "$VENV" ] || say "$VENV is incomplete or belongs elsewhere: making it anew"
+  [ ! -e "$VENV" ] || say "$VENV $anew: making it anew"
   log="$(mktemp)"
   run "creating $VENV with $("$python" --version)" "$log" make_venv
   mkdir -p "$STAMPS"
   mv "$log" "$STAMPS/venv.log"
-  printf '%s\n' "$venv_key" >"$STAMPS/venv"
+  stamp=""
 fi
+[ "$stamp" = "$VENV" ] || printf '%s\n' "$VENV" >"$STAMPS/venv"
 
 torch_pins=()
 if [ "$TORCH" = "$DEFAULT_TORCH" ]; then torch_pins=(-c requirements/torch.txt); fi
@@ -212,6 +250,7 @@ export MAX_JOBS
 # shellcheck disable=SC2086
 step torch "$TORCH and the build tools" "$TORCH $(cat requirements/torch.txt requirements/build.txt)" \
   pip_install $TORCH -r requirements/build.txt ${torch_pins[@]+"${torch_pins[@]}"}
+printf '%s\n' "$TORCH" >"$STAMPS/TORCH" # which build it is, for who looks
 torch_chain="$chain"
 step run "run-time requirements" "$(cat requirements/run.txt)" \
   pip_install -r requirements/run.txt -c requirements/build.txt

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import importlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -185,6 +186,77 @@ def test_set_up_does_not_clear_a_folder_that_is_no_environment(tmp_path: Path) -
     assert (tmp_path / "thesis" / "chapter1").read_text() == "years of work"
 
 
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the script calls, except Python and a compiler."""
+    folder = tmp_path_factory.mktemp("tools")
+    names = "bash cat cut dirname getconf mkdir mktemp mv rm sha256sum shasum sleep tail"
+    for name in names.split():
+        found = shutil.which(name)
+        if found is not None:
+            (folder / name).symlink_to(found)
+    return folder
+
+
+@makes_environments
+def test_set_up_keeps_an_environment_that_runs(tmp_path: Path, tools: Path) -> None:
+    checkout = _copy(tmp_path / "check out")
+    venv = checkout / ".venv"
+    base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    subprocess.run([base, "-m", "venv", "--without-pip", venv], check=True)
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "pip.py").write_text("assert __name__ != '__main__'")  # can be imported, at least
+    (venv / ".setup").mkdir()
+    stamp = venv / ".setup" / "venv"
+    first_step = "setup: [1/5] torch==2.13.0 and the build tools\n"
+
+    def say(**variables: str) -> str:
+        # As after: source .venv/bin/activate
+        done = _set_up(checkout, PATH=f"{venv}/bin:{tools}", **variables)
+        assert done.returncode == 1
+        lines = done.stdout.splitlines(keepends=True)
+        return "".join(line for line in lines if line.startswith("setup: "))
+
+    for old, python in (("", ""), ("", base), ("", sys.executable), (" /opt/python3.11", ""),
+                        ("", str(venv / "bin" / "python"))):  # fmt: skip
+        stamp.write_text(f"{venv}{old}\n")
+        assert say(PYTHON=python).startswith(first_step), (old, python)
+
+    # What has to be made anew is there until all is at hand; here it wants a compiler.
+    other = tmp_path / "other" / Path(base).name
+    other.parent.mkdir()
+    shutil.copy(base, other)  # another Python, if it runs away from its home
+    if subprocess.run([other, "-c", "import ensurepip, venv"], stderr=-3).returncode == 0:
+        assert say(PYTHON=str(other)).startswith("setup: error: no C++ compiler found")
+    stamp.unlink()
+    assert say().startswith("setup: error: no C++ compiler found")
+    assert (site / "pip.py").exists()
+
+    # The only Python at hand is the environment's own: the one below it is taken.
+    stamp.write_text(f"{venv}\n")
+    (site / "pip.py").unlink()
+    assert say(CXX="cat").startswith(
+        f"setup: {venv} has no Python with pip that runs: making it anew\n"
+        f"setup: creating {venv} with Python {platform.python_version()}\nsetup:   done in "
+    )
+    assert (venv / "bin" / "pip").exists()
+    assert stamp.read_text() == f"{venv}\n"
+
+
+@makes_environments
+def test_set_up_does_not_remove_the_only_python(tmp_path: Path, tools: Path) -> None:
+    checkout = _copy(tmp_path)
+    only = checkout / ".venv" / "bin" / "python3.11"
+    only.parent.mkdir(parents=True)
+    shutil.copy(os.path.realpath(getattr(sys, "_base_executable", sys.executable)), only)
+    (only.parent / "python3").symlink_to(only.name)
+    for python in ("", str(only)):
+        done = _set_up(checkout, PATH=f"{only.parent}:{tools}", PYTHON=python)
+        assert done.returncode == 1
+        assert "Python 3.11 or later with venv, pip and C headers" in done.stdout
+        assert only.exists()
+
+
 # A flock like that of NFS, or of a disk without locks; Python imports it before anything else.
 LOCKS = {
     "nfs": """
@@ -249,10 +321,13 @@ def test_lock_file_is_not_for_git() -> None:
 
 
 def test_second_set_up_has_nothing_to_do() -> None:
-    if not (ROOT / ".venv" / ".setup" / "package").exists():
+    """On the environment itself, with the values it was made with: nothing is to be built anew."""
+    venv = ROOT / ".venv"
+    files = [venv / ".setup" / name for name in ("package", "venv", "TORCH")]
+    if not all(path.exists() for path in files) or files[1].read_text() != f"{venv}\n":
         pytest.skip("not in an environment that make has set up")
     start = time.monotonic()
-    done = _set_up(ROOT, VENV=str(ROOT / ".venv"))
+    done = _set_up(ROOT, VENV=str(venv), TORCH=files[2].read_text().strip())
     assert done.returncode == 0
     assert done.stdout == ""
     assert time.monotonic() - start < 5
