@@ -304,11 +304,12 @@ def _take_rows(values: Tensor, rows: Tensor) -> Tensor:
 
 def _take_elements(values: Tensor, rows: Tensor) -> Tensor:
     kind = _ELEMENT.get(values.shape[1] * values.element_size())
-    if kind is None or values.requires_grad or _is_compiling():
+    if kind is None or values.requires_grad or is_compiling():
         return values.index_select(0, rows)
     return values.view(kind).view(-1).index_select(0, rows).view(-1, 1).view(values.dtype)
 
 
-def _is_compiling() -> bool:
+def is_compiling() -> bool:
+    """Whether torch.compile or torch.export is tracing."""
     compiler = getattr(torch, "compiler", None)
     return compiler is not None and compiler.is_compiling()

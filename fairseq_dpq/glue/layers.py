@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_dpq import starts
-from fairseq_dpq.compact import CompactEmbedding
+from fairseq_dpq.compact import CompactEmbedding, is_compiling
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
 
@@ -112,7 +112,46 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
 
 
 class FairseqCompactEmbedding(_LoadsInFairseq, CompactEmbedding):
-    """A compact table inside a fairseq model."""
+    """A compact table inside a fairseq model.
+
+    For generation the dense table is kept from the first time that a tied output layer asks for
+    `weight`: decoding asks once for every token. It belongs to no state_dict, pickle or copy.
+    """
+
+    _keeps_dense = False
+    _dense: Tensor | None = None
+
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        self._keeps_dense = True
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense table, for a tied output layer."""
+        if not self._keeps_dense or self.values.requires_grad or is_compiling():
+            return self.dense()
+        if self._dense is None:
+            # Not an inference tensor, which could not be used once that mode is over.
+            with torch.inference_mode(False), torch.no_grad():
+                self._dense = self.dense()
+        return self._dense
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self._dense = None
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._dense = None
+        super()._load_from_state_dict(*args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_dense": None}
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """TorchScript gets the layer without what only fairseq needs."""
+        plain = CompactEmbedding.__new__(CompactEmbedding)
+        plain.__dict__ = self.__getstate__()
+        del plain.__dict__["_dense"]
+        return plain
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         codes = state_dict.get(f"{name}.codes")

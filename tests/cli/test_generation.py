@@ -1,0 +1,143 @@
+"""Generation with a compact table that the output layer is tied to: the dense table is kept from
+its first use on, and nowhere else."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from toy_checkpoints import load
+
+from cli.test_end_to_end import TF, _train
+from fairseq_dpq.cli import compact
+
+TOKENS = torch.arange(4, 24).view(2, 10)
+LENGTHS = torch.tensor([10, 10])
+
+
+@pytest.fixture(scope="module")
+def small(corpus, tmp_path_factory) -> Path:
+    """A compact model: a table for the encoder, and one that is tied to the output."""
+    folder = tmp_path_factory.mktemp("tied")
+    flags = f"{TF} --share-decoder-input-output-embed --dpq-K 8 --dpq-D 8 --dpq-embeddings all"
+    path = _train(corpus, folder, flags)
+    assert compact.main([str(path), str(folder / "small.pt")]) == 0
+    return folder / "small.pt"
+
+
+def _model(path: Path) -> Any:
+    from fairseq import checkpoint_utils
+
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    return model
+
+
+def _scores(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS, LENGTHS, TOKENS)[0]
+
+
+def _generate(model: Any) -> list:
+    from fairseq.data import Dictionary
+    from fairseq.sequence_generator import SequenceGenerator
+
+    words = Dictionary()
+    for i in range(model.decoder.embed_tokens.num_embeddings - len(words)):
+        words.add_symbol(f"w{i}")
+    generator = SequenceGenerator([model], words, beam_size=3, max_len_b=12, min_len=8)
+    net_input = {"src_tokens": TOKENS, "src_lengths": LENGTHS}
+    found = generator.generate([model], {"net_input": net_input})
+    return [[(h["tokens"].tolist(), h["score"].item()) for h in sentence] for sentence in found]
+
+
+def test_one_dense_table_for_all_steps(small, monkeypatch) -> None:
+    from fairseq_dpq import CompactEmbedding
+
+    built = []
+    dense = CompactEmbedding.dense
+
+    def count(self: Any) -> torch.Tensor:
+        built.append(self)
+        return dense(self)
+
+    monkeypatch.setattr(CompactEmbedding, "dense", count)
+    model = _model(small).eval()
+    table, output = model.decoder.embed_tokens, model.decoder.output_projection
+    scores, sentences = _scores(model), _generate(model)
+    assert len(built) > 8  # one for each step, at least
+    assert output.weight is not output.weight
+    model.train()  # fairseq prepares before it calls eval()
+    model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
+    built.clear()
+    model.encoder(TOKENS, LENGTHS)
+    assert not built  # only when somebody asks for it
+    assert torch.equal(_scores(model), scores) and _generate(model) == sentences
+    assert built == [table]
+    assert output.weight is output.weight and torch.equal(output.weight, dense(table))
+
+
+def test_changes_reach_the_kept_table(small) -> None:
+    model = _model(small)
+    model.make_generation_fast_()
+    table, output = model.decoder.embed_tokens, model.decoder.output_projection
+    first = output.weight
+    state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    state["decoder.embed_tokens.values"] *= 2
+    model.load_state_dict(state)
+    assert torch.equal(output.weight, 2 * first) and first[4:].any()
+    model.half()
+    assert output.weight.dtype == torch.float16 and torch.equal(output.weight, (2 * first).half())
+    table.values.requires_grad_()
+    output.weight.sum().backward()
+    assert table.values.grad is not None
+
+
+def test_kept_nowhere_else(small) -> None:
+    model = _model(small)
+    keys = list(model.state_dict())
+    before = len(pickle.dumps(model.decoder.embed_tokens))
+    bytes_before = model.decoder.embed_tokens.nbytes
+    model.make_generation_fast_()
+    scores = _scores(model)
+    table = model.decoder.embed_tokens
+    assert table._dense is not None and model.encoder.embed_tokens._dense is None
+    assert list(model.state_dict()) == keys and set(keys) == set(load(small)["model"])
+    assert table.nbytes == bytes_before and not any(b is table._dense for b in model.buffers())
+    again = pickle.loads(pickle.dumps(table))
+    assert len(pickle.dumps(table)) < before + 100
+    other = copy.deepcopy(table)
+    for twin in (again, other):
+        assert twin._dense is None and torch.equal(twin.weight, table.weight)
+    assert table._dense is not None  # copies leave it alone
+    assert torch.equal(_scores(copy.deepcopy(model)), scores)
+
+
+def test_after_inference_mode_and_in_torchscript(small) -> None:
+    model = _model(small)
+    model.make_generation_fast_()
+    with torch.inference_mode():
+        scores = model(TOKENS, LENGTHS, TOKENS)[0].clone()
+    x = torch.ones(32, requires_grad=True)
+    F.linear(x, model.decoder.output_projection.weight).sum().backward()
+    assert x.grad is not None and x.grad.any()
+    table = model.decoder.embed_tokens
+    sizes = []
+    for kept in (table._dense, None):
+        table._dense = kept
+        buffer = io.BytesIO()
+        torch.jit.save(torch.jit.script(table), buffer)
+        sizes.append(len(buffer.getvalue()))
+        buffer.seek(0)
+        assert torch.equal(torch.jit.load(buffer)(TOKENS), table(TOKENS))
+    table_bytes = 4 * 32 * table.num_embeddings
+    assert abs(sizes[0] - sizes[1]) < table_bytes / 10
+    if hasattr(torch, "_nested_tensor_from_mask_left_aligned"):  # fairseq's transformer names it
+        scripted = torch.jit.script(model)
+        # TorchScript fuses other operations of the stock model, with roundings of its own.
+        torch.testing.assert_close(scripted(TOKENS, LENGTHS, TOKENS)[0], scores)
