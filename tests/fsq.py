@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
+import torch
+
 # What --user-dir needs: the directory of the package that `import fairseq_dpq` finds. fairseq
 # refuses a second directory of the same name, so tests should not spell the path themselves.
 USER_DIR = str(
@@ -39,6 +41,11 @@ QUICK = shlex.split(
 TINY = [*SMALL, *QUICK, "--dropout", "0", "--disable-validation"]
 
 SPLITS = ("train", "valid", "test")
+
+
+def torch_at_least(*version: int) -> bool:
+    """Whether the torch at hand is of this version (major, minor) or later."""
+    return tuple(int(v) for v in torch.__version__.split(".")[:2]) >= version
 
 
 def write_corpus(

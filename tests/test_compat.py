@@ -26,10 +26,6 @@ LSTM_LM = shlex.split(
 )
 
 
-def torch_at_least(*version: int) -> bool:
-    return tuple(int(v) for v in torch.__version__.split(".")[:2]) >= version
-
-
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with toy data and a trained translation model."""
@@ -101,7 +97,7 @@ def test_generate_loads_and_translates_every_sentence(work: Path, patched: None)
 
 
 def test_stock_generate_does_not_load(stock: dict) -> None:
-    if not torch_at_least(2, 6):
+    if not fsq.torch_at_least(2, 6):
         pytest.skip("torch < 2.6 loads without an allow-list")
     assert "Unsupported global: GLOBAL argparse.Namespace" in stock["generate"]
 
@@ -111,7 +107,7 @@ class Evil:
         return os.mkdir, ("evil",)
 
 
-@pytest.mark.skipif(not torch_at_least(2, 6), reason="torch < 2.6 has no such allow-list")
+@pytest.mark.skipif(not fsq.torch_at_least(2, 6), reason="torch < 2.6 has no such allow-list")
 def test_allow_list_holds_data_and_nothing_that_runs(
     tmp_path: Path, patched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +260,7 @@ def test_half_precision_on_cpu(work: Path, stock: dict, patched: None) -> None:
         (["--bf16"], torch.bfloat16),
         (["--memory-efficient-bf16"], torch.bfloat16),
     ):
-        if flags == ["--fp16"] and not torch_at_least(2, 1):
+        if flags == ["--fp16"] and not fsq.torch_at_least(2, 1):
             continue  # torch had no float16 arithmetic on CPU
         save = work / ("half" + "".join(flags))
         log = fsq.main("train", [*train, *flags, "--save-dir", str(save)])
@@ -343,7 +339,7 @@ def test_apply_is_idempotent_and_light(work: Path) -> None:
     done = fsq.run([sys.executable, "-c", script], cwd=work)
     first, second, new, seconds = json.loads(done.stdout.splitlines()[-1])
     assert {"abort_at_exit", "cpu_workers", "ddp_on_cpu"} <= set(first)
-    assert ("checkpoint_loading" in first) == torch_at_least(2, 4)
+    assert ("checkpoint_loading" in first) == fsq.torch_at_least(2, 4)
     assert ("numpy_names" in first) == (tuple(map(int, np.__version__.split(".")[:2])) >= (1, 24))
     assert second == []
     assert [m for m in new if m != "fairseq.data.data_utils_fast" and "cython" not in m] == []

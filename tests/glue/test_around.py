@@ -16,14 +16,17 @@ from glue.test_options import LM, TRANSFORMER
 
 SX = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all "
 TIED = [*TRANSFORMER, "--share-decoder-input-output-embed"]
+HALF = pytest.mark.skipif(
+    not fsq.torch_at_least(2, 1), reason="this torch has no float16 arithmetic on CPU"
+)
 GENERATE = ["--user-dir", fsq.USER_DIR, "--cpu", "--batch-size", "8", "--beam", "2"]
 
 
 @pytest.mark.parametrize(
     "flags",
     [
-        "--fp16",
-        "--memory-efficient-fp16",
+        pytest.param("--fp16", marks=HALF),
+        pytest.param("--memory-efficient-fp16", marks=HALF),
         "--bf16",
         "--amp",
         "--checkpoint-activations",
@@ -42,6 +45,7 @@ def test_runs_with(corpus, tmp_path, flags: str, method: str) -> None:
     assert len(re.findall(r"^H-\d+", out, re.M)) == 21
 
 
+@HALF
 @pytest.mark.parametrize("flag", ["--fp16", "--memory-efficient-fp16"])
 def test_a_loss_scale_that_overflows_on_cpu_is_halved(corpus, tmp_path, flag) -> None:
     flags = [*TIED, flag, "--fp16-init-scale", str(2**24)]
@@ -51,6 +55,7 @@ def test_a_loss_scale_that_overflows_on_cpu_is_halved(corpus, tmp_path, flag) ->
     assert last(tmp_path)["last_optimizer_state"]["loss_scale"] < 2**24
 
 
+@HALF
 def test_data_dependent_starts_reach_the_fp16_copies(corpus, tmp_path) -> None:
     """The k-means start sets keys; an fp16 optimiser must not write its old copies back."""
     flags = [*TRANSFORMER, "--fp16", "--lr", "1e-30", "--optimizer", "sgd"]

@@ -35,10 +35,13 @@ def _scores(model: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("old_task", [False, True], ids=["", "old task"])
 def test_each_model_scores_as_alone(pair, names, old_task: bool, monkeypatch) -> None:
     """The task is made of the first file's config, which carries its DPQ options."""
+    import fairseq
     from fairseq import checkpoint_utils, models
     from fairseq.tasks.language_modeling import LanguageModelingTask
 
     if old_task:  # tasks that do not know `from_checkpoint` do not pass it on either
+        if fairseq.__version__.startswith("0.12.2"):
+            pytest.skip("this fairseq does not say either that the task is a checkpoint's")
 
         def build_model(self, cfg):
             return models.build_model(cfg, self)
