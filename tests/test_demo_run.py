@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -112,7 +114,7 @@ def test_no_training_outlives_an_error_of_the_demo_itself(
     monkeypatch.setattr(commands, "train", train)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        small = "--train 20 --valid 5 --test 5".split()
+        small = ["--train", "20", "--valid", "5", "--test", "5"]
         if error is OSError:
             assert run.main(["--out", str(tmp_path), *small]) == 1
             assert "demo: [Errno 2] No such file" in capsys.readouterr().err
@@ -183,6 +185,21 @@ def test_table_shows_every_number() -> None:
     assert " ".join(full) == "full table 61.2 1,000,000 1.0 1.0 5,000,000 - 81"
     assert " ".join(small) == "DPQ-SX 60.0 48,000 21.3 20.8 6,000,000 1,200,000 84"
     assert json.loads(json.dumps(rows[1].as_dict()))["embedding_bytes"] == 48000
+
+
+def test_readme_shows_the_table_as_it_is_printed() -> None:
+    text = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^ *```text\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    (shown,) = (textwrap.dedent(block) for block in blocks if "BLEU" in block)
+    rows = []
+    for line in shown.splitlines()[3:]:
+        model, *cells = re.split(r"  +", line)
+        number = [None if cell == "-" else float(cell.replace(",", "")) for cell in cells]
+        for at in (1, 4, 5):  # bytes
+            number[at] = None if number[at] is None else int(number[at])
+        rows.append(table.Row(model, *number))
+    assert [row.model for row in rows] == [model.title for model in MODELS]
+    assert shown == table.render(rows) + "\n"
 
 
 def test_status_weighs_jobs_by_their_work() -> None:
