@@ -106,12 +106,16 @@ def replace_tables(model: nn.Module, cfg: Any, options: PluginConfig) -> TablesR
 def restore_tables(model: nn.Module, record: TablesRecord) -> None:
     """Put the tables that a checkpoint's record names into a model, to be loaded from it."""
     found = {path: f for f in find_tables(model) for path in f.paths}
+    done: set[str] = set()
     for path, table in record.tables.items():
         if path not in found:
             raise DPQConfigError(
                 f"the checkpoint has a DPQ table at {path}, but this model has none there; it has "
                 + (", ".join(found) or "no token table")
             )
+        if any(other in done for other in found[path].paths):
+            continue  # the model shares what the file, of a tool that could not know it, has twice
+        done.add(path)
         c = table.config
         size = (table.num_embeddings, table.embedding_dim, table.padding_idx)
         new: nn.Module

@@ -139,3 +139,28 @@ def test_equal_numbers_are_a_tie_only_where_the_flags_say_so(joined, tmp_path, s
     with torch.no_grad():
         got, wanted = (m(tokens, lengths, tokens)[0] for m in (_loaded(small), full))
     assert torch.allclose(got, wanted, atol=1e-5)
+
+
+def test_tables_that_a_model_shares_by_a_flag_of_its_own(joined, tmp_path) -> None:
+    """The tool cannot know such a flag and quantises a torn table twice; the model loads it."""
+    from fairseq import models, tasks
+    from omegaconf import OmegaConf
+
+    source = _train(joined, tmp_path, TF + " --share-all-embeddings")
+    state = load(source)
+    full = _loaded(source)
+    _torn(state)
+    state["cfg"]["model"].share_all_embeddings = False
+    torch.save(state, source)
+    small = load(_quantized(source, "--embeddings", "all"))
+    cfg = small["cfg"]["model"]
+    assert len(read_record(cfg).tables) == 2
+    cfg.share_all_embeddings = True  # what the flag of its own does
+    task = tasks.setup_task(OmegaConf.create(small["cfg"]["task"]), from_checkpoint=True)
+    model = models.build_model(cfg, task, True).eval()
+    model.load_state_dict(small["model"])
+    assert model.encoder.embed_tokens is model.decoder.embed_tokens
+    tokens, lengths = torch.arange(4, 24).view(2, 10), torch.tensor([10, 10])
+    with torch.no_grad():
+        got, wanted = (m(tokens, lengths, tokens)[0] for m in (model, full))
+    assert torch.allclose(got, wanted, atol=1e-5)
