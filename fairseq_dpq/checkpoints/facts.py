@@ -124,7 +124,7 @@ def _flags_tie(cfg: Any, table: str, other: str) -> bool:
         return False
     if name == "embed_tokens":  # of several languages
         return on(f"share_{side}_embeddings", f"share_{side}s")
-    return on(f"share_{side}_input_output_embed")
+    return on(f"share_{side}_input_output_embed", "share_input_output_embed")
 
 
 def _side(path: str) -> str:
