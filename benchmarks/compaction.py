@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 from fairseq_dpq import DPQEmbedding
-from fairseq_dpq.tables import Table, TablesRecord, write_record
+from fairseq_dpq.fairseq_plugin.configs import write_record
+from fairseq_dpq.record import Table, TablesRecord
 
 # (n, d, K, D, shared): language models on PTB, small and medium; WMT19 translation
 SHAPES = [

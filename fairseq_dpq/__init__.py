@@ -1,14 +1,14 @@
 """Differentiable product quantisation of embedding tables, for PyTorch and fairseq.
 
-The layer needs torch alone; where fairseq is installed, importing this package registers the
-plugin with it, which is what `fairseq-train --user-dir fairseq_dpq` does.
+The layer needs torch alone and does not import fairseq. The plugin registers itself when fairseq
+imports `--user-dir fairseq_dpq`, or when the program itself imports fairseq, before or after.
 """
 
-from importlib.util import find_spec
-
-from fairseq_dpq.compact import CompactEmbedding
+from fairseq_dpq.codes import code_usage
 from fairseq_dpq.config import DPQConfig, DPQConfigError
-from fairseq_dpq.embedding import DPQEmbedding, code_usage, collect_regularizer, dpq_modules
+from fairseq_dpq.embedding import DPQEmbedding, collect_regularizer, dpq_modules
+from fairseq_dpq.fairseq_plugin.on_import import when_fairseq_is_imported
+from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.version import __version__
 
 __all__ = [
@@ -20,9 +20,15 @@ __all__ = [
     "code_usage",
     "collect_regularizer",
     "dpq_modules",
+    "register_plugin",
 ]
 
-if find_spec("fairseq") is not None:
-    from fairseq_dpq import plugin
 
-    plugin.register()
+def register_plugin() -> None:
+    """Register the plugin with fairseq now; safe to call again."""
+    from fairseq_dpq.fairseq_plugin.plugin import register
+
+    register()
+
+
+when_fairseq_is_imported(register_plugin)

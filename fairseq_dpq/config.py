@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Callable
 
-METHODS = ("sx", "vq")
-DISTANCES = ("dot", "euclidean", "cosine")
-MAX_K = 1 << 15  # a code is held in at most two bytes, as int16
+from fairseq_dpq.distances import DISTANCES
+from fairseq_dpq.methods import METHODS, Method
+from fairseq_dpq.sizes import MAX_K, division_problem
 
 
 class DPQConfigError(ValueError):
@@ -35,13 +34,14 @@ class DPQConfig:
     D: int = _option(16, "number of groups; divides the embedding size")
     method: str = _option(
         "sx",
-        "sx: softmax-based, separate keys and values; vq: centroid-based, keys are the values",
-        choices=METHODS,
+        "sx: softmax-based, separate keys and values; vq: centroid-based, keys are the values; "
+        "low_rank: no codes, a narrow table times a matrix (--dpq-rank)",
+        choices=tuple(METHODS),
     )
     distance: str | None = _option(
         None,
         "how a query is compared with the keys (default: dot for sx; vq takes euclidean only)",
-        choices=DISTANCES,
+        choices=tuple(DISTANCES),
     )
     tau: float = _option(1.0, "temperature of the softmax that gives sx its gradient")
     share_subspaces: bool = _option(
@@ -73,34 +73,31 @@ class DPQConfig:
     rotation_trick: bool = _option(
         False, "vq: pass the gradient through the rotation from query to centroid"
     )
+    rank: int = _option(0, "low_rank: columns of the narrow table; gives the ratio d / rank")
     sparse: bool = _option(
         False,
-        "sparse gradient of the query matrix, as nn.Embedding(sparse=True) has it; no flag, for "
-        "fairseq's trainer and optimisers take dense gradients only",
+        "sparse gradient of the query matrix, as nn.Embedding(sparse=True) has it; no flag, "
+        "because fairseq's trainer and optimisers only take dense gradients",
         no_flag=True,
     )
 
-    def resolved_distance(self) -> str:
-        """The distance in force: `distance`, or the method's default."""
-        return self.distance or ("dot" if self.method == "sx" else "euclidean")
-
-    def resolved_key_dim(self, embedding_dim: int) -> int:
-        """The size of a query and a key in each group."""
-        return self.key_dim or embedding_dim // self.D
-
-    def value_rows(self) -> int:
-        """Rows of the value matrix: K, or K for each group when they are not shared."""
-        return self.K if self.share_subspaces else self.K * self.D
+    @property
+    def method_object(self) -> Method:
+        """The method that `method` names."""
+        return METHODS[self.method]
 
     def compact_bits(self, num_embeddings: int, embedding_dim: int) -> int:
         """Bits of the inference form by the paper's formula: codes and 32-bit values."""
-        codes = num_embeddings * self.D * code_bits(self.K)
-        return codes + 32 * self.value_rows() * (embedding_dim // self.D)
+        return self.method_object.bits(self, num_embeddings, embedding_dim)
 
     def compression_ratio(self, num_embeddings: int, embedding_dim: int) -> float:
         """Bits of the full 32-bit table over bits of the inference form."""
         full = 32 * num_embeddings * embedding_dim
         return full / self.compact_bits(num_embeddings, embedding_dim)
+
+    def describe(self) -> str:
+        """Method and size in a few words, for logs and tables."""
+        return self.method_object.describe(self)
 
     def layer_options(self) -> dict[str, Any]:
         """The keyword arguments of `DPQEmbedding`."""
@@ -120,59 +117,49 @@ class DPQConfig:
                 raise DPQConfigError(f"{say(name, getattr(self, name))}: {what}")
 
         need(self.method in METHODS, "method", f"choose one of {', '.join(METHODS)}")
-        need(
-            self.distance is None or self.distance in DISTANCES,
-            "distance",
-            f"choose one of {', '.join(DISTANCES)}",
-        )
-        need(_is_int(self.K) and 2 <= self.K <= MAX_K, "K", f"must be from 2 to {MAX_K}; try 32")
-        need(_is_int(self.D) and self.D >= 1, "D", "must be 1 or more; try 16")
-        need(self.tau > 0, "tau", "must be above 0; try 1.0")
-        need(self.reg_weight >= 0, "reg_weight", "must not be negative; try 1.0")
-        need(self.commitment >= 0, "commitment", "must not be negative; try 0.25")
-        need(0 <= self.ema_decay < 1, "ema_decay", "must be in [0, 1); try 0.99, or 0 for off")
-        need(self.kmeans_init >= 0, "kmeans_init", "must be 0 (off) or a number of updates")
-        need(self.reseed_after >= 0, "reseed_after", "must be 0 (off) or a number of updates")
-        need(
-            self.key_dim is None or (_is_int(self.key_dim) and self.key_dim >= 1),
-            "key_dim",
-            "must be 1 or more, or left out",
-        )
-        vq = self.method == "vq"
-        need(
-            not vq or self.resolved_distance() == "euclidean",
-            "distance",
-            "vq compares by euclidean distance only; leave it out, or use " + say("method", "sx"),
-        )
-        need(
-            vq or not self.ema_decay,
-            "ema_decay",
-            "only vq has centroids to average; use " + say("method", "vq"),
-        )
-        need(
-            vq or not self.commitment,
-            "commitment",
-            "only vq has a commitment term; use " + say("method", "vq"),
-        )
-        need(
-            vq or not self.rotation_trick,
-            "rotation_trick",
-            "only vq passes gradients straight through; use " + say("method", "vq"),
-        )
-        if embedding_dim is None:
-            return
-        if embedding_dim < 1 or embedding_dim % self.D:
-            near = sorted(_divisors(embedding_dim), key=lambda x: (abs(math.log(x / self.D)), x))
-            tries = " or ".join(str(x) for x in sorted(near[:2])) if near else "a positive size"
+        method = self.method_object
+        self._refuse_foreign(method, say)
+        if "K" in method.options:
+            _check_codes(self, need)
+            if embedding_dim is not None:
+                problem = division_problem(self.D, embedding_dim)
+                if problem:
+                    dim = _dim(dim_name, embedding_dim)
+                    raise DPQConfigError(f"{say('D', self.D)} does not divide {dim}; {problem}")
+        method.validate(self, embedding_dim, need, say)
+
+    def _refuse_foreign(self, method: Method, say: Callable[[str, Any], str]) -> None:
+        """An option that the method does not take would have no effect."""
+        taken = {name for m in METHODS.values() for name in m.options}
+        for f in fields(DPQConfig):
+            value = getattr(self, f.name)
+            if f.name in method.options or f.name not in taken or value == f.default:
+                continue
+            if f.name == "K":  # a default of the layer, a switch of the plugin
+                continue
+            owners = [m.name for m in METHODS.values() if f.name in m.options]
             raise DPQConfigError(
-                f"{say('D', self.D)} does not divide {_dim(dim_name, embedding_dim)}; try {tries}"
+                f"{say(f.name, value)} has no effect with {say('method', method.name)}; use "
+                + " or ".join(say("method", owner) for owner in owners)
             )
-        need(
-            not vq or self.key_dim in (None, embedding_dim // self.D),
-            "key_dim",
-            f"the keys of vq are its values, of size {embedding_dim // self.D} "
-            f"({_dim(dim_name, embedding_dim)} / D); leave it out, or use " + say("method", "sx"),
-        )
+
+
+def _check_codes(c: DPQConfig, need: Callable[[bool, str, str], None]) -> None:
+    """What holds for every method with codes."""
+    need(
+        c.distance is None or c.distance in DISTANCES,
+        "distance",
+        f"choose one of {', '.join(DISTANCES)}",
+    )
+    need(_is_int(c.K) and 2 <= c.K <= MAX_K, "K", f"must be from 2 to {MAX_K}; try 32")
+    need(_is_int(c.D) and c.D >= 1, "D", "must be 1 or more; try 16")
+    need(c.kmeans_init >= 0, "kmeans_init", "must be 0 (off) or a number of updates")
+    need(c.reseed_after >= 0, "reseed_after", "must be 0 (off) or a number of updates")
+    need(
+        c.key_dim is None or (_is_int(c.key_dim) and c.key_dim >= 1),
+        "key_dim",
+        "must be 1 or more, or left out",
+    )
 
 
 @dataclass
@@ -191,7 +178,16 @@ class PluginConfig(DPQConfig):
     @property
     def enabled(self) -> bool:
         """Whether any table is to be replaced."""
-        return self.K != 0
+        method = METHODS.get(self.method)
+        return self.K != 0 or (method is not None and bool(getattr(self, method.switch)))
+
+    def to_keys(self) -> dict[str, Any]:
+        """The options as flat config keys, as a checkpoint keeps them."""
+        own = {f.name: getattr(self, f.name) for f in flag_fields()}
+        return {
+            key_of(f): not own[f.name] if "flag" in f.metadata else own[f.name]
+            for f in flag_fields()
+        }
 
     def table_config(self, decoder: bool) -> DPQConfig:
         """The layer's options for one table; the decoder may have its own K and D."""
@@ -206,17 +202,70 @@ def flag_fields() -> list[Field]:
     return [f for f in fields(PluginConfig) if not f.metadata.get("no_flag")]
 
 
-def code_bits(K: int) -> int:
-    """Bits that a code out of K needs: ceil(log2 K)."""
-    return (K - 1).bit_length()
+def key_of(f: Field) -> str:
+    """The config key of an option: `dpq_K`; `dpq_no_normalize` for what is on by default."""
+    return "dpq_" + f.metadata.get("flag", f.name).replace("-", "_")
+
+
+def flag(name: str) -> str:
+    """The command-line flag of an option: `--dpq-K`."""
+    f = next(f for f in flag_fields() if f.name == name)
+    return "--" + key_of(f).replace("_", "-")
+
+
+def flag_type(f: Field) -> type:
+    """The type of an option's value: int, float, str or bool."""
+    return {"int": int, "float": float, "bool": bool, "str": str}[str(f.type).split(" ")[0]]
+
+
+def flag_default(f: Field) -> Any:
+    """The default of the flag: inverted for what is on by default."""
+    return not f.default if "flag" in f.metadata else f.default
+
+
+def flag_help(f: Field) -> str:
+    """The help text of the flag, with its default."""
+    text = f.metadata["help"]
+    default = flag_default(f)
+    if default not in (None, False, 0, "") and "default" not in text:
+        text += f" (default: {default})"
+    return text.replace("%", "%%")
+
+
+def add_flags(parser: Any, names: list[str], *also: str, **defaults: Any) -> None:
+    """Add the flags of some options to an argparse parser or group.
+
+    `also` are other names of the flag; `defaults` replaces those of PluginConfig.
+    """
+    for f in flag_fields():
+        if f.name not in names:
+            continue
+        how: dict[str, Any] = {"dest": f.name, "help": flag_help(f)}
+        if flag_type(f) is bool:
+            how["action"] = "store_false" if f.default else "store_true"
+        else:
+            how.update(type=flag_type(f), choices=f.metadata.get("choices"))
+        parser.add_argument(*also, flag(f.name), default=defaults.get(f.name, f.default), **how)
+
+
+def say_flag(name: str, value: Any) -> str:
+    """How an option is named in an error of a command: `--dpq-D 48`."""
+    return flag(name) if isinstance(value, bool) else f"{flag(name)} {value}"
+
+
+def say_flag_of(options: PluginConfig, decoder: bool) -> Callable[[str, Any], str]:
+    """`say_flag` for the options of one table: the decoder's K and D may have their own flags."""
+
+    def say(name: str, value: Any) -> str:
+        if decoder and name in ("K", "D") and getattr(options, f"decoder_{name}"):
+            name = f"decoder_{name}"
+        return say_flag(name, value)
+
+    return say
 
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _divisors(number: int) -> list[int]:
-    return [x for x in range(1, number + 1) if number % x == 0]
 
 
 def _dim(name: str, value: int) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _CHUNK = 1 << 22  # distances held at once
+ITERATIONS = 25
 
 
 def assign(points: Tensor, centroids: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def kmeans(
     K: int,
     *,
     weight: Tensor | None = None,
-    iterations: int = 25,
+    iterations: int = ITERATIONS,
     seed: int = 0,
     max_points: int = 65536,
     progress: Callable[[int], None] | None = None,

@@ -74,13 +74,15 @@ def main() -> None:
             os.chdir(GOLDEN)  # the compact file records the name of its source
             if compact.main([trained.name, f"{name}-compact.pt", "--force", "--debug"]):
                 sys.exit(1)
-            from fairseq_dpq.checkpoints.contents import Checkpoint, training_layer
+            from fairseq_dpq.checkpoints.checkpoint import Checkpoint, training_layer
 
             checkpoint = Checkpoint.load(trained)
             path, table = next(iter(checkpoint.dpq_record().tables.items()))
             layer = training_layer(checkpoint, path, table)
             with torch.no_grad():
-                torch.save({"rows": layer.weight, "codes": layer.codes()}, GOLDEN / f"{name}-rows.pt")
+                torch.save(
+                    {"rows": layer.weight, "codes": layer.codes()}, GOLDEN / f"{name}-rows.pt"
+                )
 
 
 if __name__ == "__main__":

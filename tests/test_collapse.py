@@ -30,9 +30,9 @@ def make(**options: object) -> DPQEmbedding:
 def test_kmeans_start_is_kmeans_of_the_tokens_seen(method: str, shared: bool) -> None:
     layer = make(method=method, kmeans_init=2, share_subspaces=shared, distance="euclidean")
     first, second = torch.tensor([[3, 3, 4, 1]]), torch.tensor([3, 9, 20, 33, 41, 1, 55, 20])
-    start = layer.keys_or_values.detach().clone()
+    start = layer.codebook().keys.detach().clone()
     layer(first).sum().backward()
-    assert torch.equal(layer.keys_or_values, start) and float(layer.start_updates) == 1
+    assert torch.equal(layer.codebook().keys, start) and float(layer.start_updates) == 1
     layer(second).sum().backward()  # sets the keys; the gradient is still that of the old ones
     tokens = torch.tensor([3, 4, 9, 20, 33, 41, 55])
     counts = torch.tensor([3.0, 1, 1, 2, 1, 1, 1])
@@ -41,11 +41,11 @@ def test_kmeans_start_is_kmeans_of_the_tokens_seen(method: str, shared: bool) ->
         wanted = kmeans(points.reshape(1, 21, 4), 8, weight=counts.repeat_interleave(3))
     else:
         wanted = kmeans(points.transpose(0, 1).contiguous(), 8, weight=counts)
-    assert torch.equal(layer.keys_or_values, wanted)
+    assert torch.equal(layer.codebook().keys, wanted)
     assert not layer.start_counts.any()  # nothing is collected any more
-    after = layer.keys_or_values.detach().clone()
+    after = layer.codebook().keys.detach().clone()
     layer(second)
-    assert torch.equal(layer.keys_or_values, after)
+    assert torch.equal(layer.codebook().keys, after)
 
 
 def test_a_parameter_set_in_the_forward_pass_does_not_spoil_its_gradient() -> None:
@@ -83,23 +83,23 @@ def test_dead_codes_move_to_queries_after_their_time(method: str, shared: bool) 
     )
     G = 1 if shared else 3
     with torch.no_grad():
-        layer.keys_or_values[:, 5] = 1e3  # nobody is near
+        layer.codebook().keys[:, 5] = 1e3  # nobody is near
     tokens = torch.arange(2, 60)
     with torch.no_grad():
         dead = [5]
         for update in range(3):
-            before = layer.keys_or_values.detach().clone()
+            before = layer.codebook().keys.detach().clone()
             values = layer.values.detach().clone()
             assert torch.equal(layer.idle[:, 5], torch.full((G,), float(update)))
             layer(tokens)
-            moved = (layer.keys_or_values != before).any(-1)
+            moved = (layer.codebook().keys != before).any(-1)
             assert moved.any() == (update == 2)
         assert moved[:, 5].all()
         q = layer.query[tokens].view(58, 3, 4)
         for g in range(G):
             pool = q.reshape(-1, 4) if shared else q[:, g]
             for k in moved[g].nonzero().flatten().tolist():
-                hit = (layer.keys_or_values[g, k] == pool).all(-1)
+                hit = (layer.codebook().keys[g, k] == pool).all(-1)
                 assert hit.any()  # the very query of a token that was seen
                 if method == "sx":  # the value of that token's code: its embedding does not jump
                     assert (layer.values[g, k] == values[g]).all(-1).any()

@@ -14,9 +14,11 @@ import torch
 from test_embedding import METHODS, make, train
 from torch import nn
 
-from fairseq_dpq import CompactEmbedding, DPQEmbedding, exported
-from fairseq_dpq.compact import codes_crc32, memory_of
-from fairseq_dpq.packing import row_bytes
+from fairseq_dpq import CompactEmbedding, DPQEmbedding
+from fairseq_dpq.forms.base import crc32_bits
+from fairseq_dpq.forms.packing import row_bytes
+from fairseq_dpq.memory import memory_of
+from fairseq_dpq.safetensors_file import metadata, symbols_tensor
 
 KS = (3, 5, 12, 100, 256, 300)
 
@@ -220,7 +222,7 @@ find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "fairseq" else find(name, *rest)
 import io, torch
 from fairseq_dpq import CompactEmbedding, DPQEmbedding
-from fairseq_dpq.exported import read_symbols
+from fairseq_dpq.safetensors_file import read_symbols
 
 torch.manual_seed(0)
 layer = DPQEmbedding(300, 24, 1, K=12, D=4)
@@ -245,7 +247,9 @@ def test_without_numpy(tmp_path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     compact = make().compact()
     symbols = ["<s>", "<pad>", "</s>", "<unk>", "\u00e9\u2028", *(f"w{i}" for i in range(45))]
-    tensors, meta = exported.contents(compact, "table", symbols)
+    tensors = {**compact.export_tensors(), "symbols": symbols_tensor(symbols)}
+    config = {"num_embeddings": 50, "embedding_dim": 24, "padding_idx": 1, **compact.settings()}
+    meta = metadata("table", config)
     path = tmp_path / "table.safetensors"
     safetensors.save_file(tensors, str(path), meta)
     done = subprocess.run(
@@ -263,7 +267,7 @@ def test_checksum_is_that_of_the_bytes() -> None:
         codes = torch.randint(256, (rows, 7), dtype=torch.uint8, generator=g)
         for part in (codes, codes[::2], codes[:, 1:4]):  # the last two have gaps in memory
             wanted = zlib.crc32(bytes(part.reshape(-1).tolist()))
-            assert sum(bit << i for i, bit in enumerate(codes_crc32(part).tolist())) == wanted
+            assert sum(bit << i for i, bit in enumerate(crc32_bits(part).tolist())) == wanted
     with pytest.raises(ValueError, match="contiguous"):
         memory_of(codes[:, 1:4])
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_dpq import compat
+from fairseq_dpq.fairseq_plugin import compat
 
 COMPAT = str(Path(fsq.USER_DIR) / "compat.py")
 LSTM_LM = shlex.split(
@@ -212,7 +212,7 @@ ABORT = """
 import sys, torch
 from fairseq.data.iterators import BufferedIterator
 if sys.argv[1] == "patched":
-    from fairseq_dpq import compat
+    from fairseq_dpq.fairseq_plugin import compat
     compat.apply()
 class Source:
     def __len__(self):

@@ -8,6 +8,7 @@ import pytest
 
 from fairseq_dpq import DPQConfig, DPQConfigError, DPQEmbedding
 from fairseq_dpq.config import PluginConfig
+from fairseq_dpq.methods import METHODS
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ from fairseq_dpq.config import PluginConfig
         ({"K": 32769}, "K=32769: must be from 2 to 32768; try 32"),
         ({"K": 8.0}, "K=8.0: must be from 2 to 32768; try 32"),
         ({"K": True}, "K=True: must be from 2 to 32768; try 32"),
-        ({"method": "pq"}, "method='pq': choose one of sx, vq"),
+        ({"method": "pq"}, "method='pq': choose one of sx, vq, low_rank"),
         ({"distance": "l1"}, "distance='l1': choose one of dot, euclidean, cosine"),
         (
             {"method": "vq", "distance": "cosine"},
@@ -29,23 +30,40 @@ from fairseq_dpq.config import PluginConfig
         ),
         (
             {"method": "vq", "key_dim": 8},
-            "key_dim=8: the keys of vq are its values, of size 32 (embedding_dim=512 / D); leave "
-            "it out, or use method='sx'",
+            "key_dim=8: the keys of vq are its values, of size 32 (embedding size / D); leave it "
+            "out, or use method='sx'",
         ),
         ({"key_dim": 0}, "key_dim=0: must be 1 or more, or left out"),
         ({"tau": 0.0}, "tau=0.0: must be above 0; try 1.0"),
         ({"tau": float("nan")}, "tau=nan: must be above 0; try 1.0"),
-        ({"reg_weight": -1.0}, "reg_weight=-1.0: must not be negative; try 1.0"),
-        ({"commitment": -0.5}, "commitment=-0.5: must not be negative; try 0.25"),
+        ({"method": "vq", "reg_weight": -1.0}, "reg_weight=-1.0: must not be negative; try 1.0"),
+        ({"method": "vq", "commitment": -0.5}, "commitment=-0.5: must not be negative; try 0.25"),
         (
             {"commitment": 0.5},
-            "commitment=0.5: only vq has a commitment term; use method='vq'",
+            "commitment=0.5 has no effect with method='sx'; use method='vq'",
         ),
-        ({"ema_decay": 1.0}, "ema_decay=1.0: must be in [0, 1); try 0.99, or 0 for off"),
-        ({"ema_decay": 0.9}, "ema_decay=0.9: only vq has centroids to average; use method='vq'"),
+        (
+            {"method": "vq", "ema_decay": 1.0},
+            "ema_decay=1.0: must be in [0, 1); try 0.99, or 0 for off",
+        ),
+        ({"ema_decay": 0.9}, "ema_decay=0.9 has no effect with method='sx'; use method='vq'"),
+        ({"reg_weight": 2.0}, "reg_weight=2.0 has no effect with method='sx'; use method='vq'"),
+        (
+            {"method": "low_rank", "rank": 4, "share_subspaces": True},
+            "share_subspaces=True has no effect with method='low_rank'; use method='sx' or "
+            "method='vq'",
+        ),
+        (
+            {"method": "low_rank"},
+            "rank=0: method low_rank needs a rank of 1 or more; try 32",
+        ),
+        (
+            {"method": "low_rank", "rank": 513},
+            "rank=513: exceeds the embedding size 512",
+        ),
         (
             {"rotation_trick": True},
-            "rotation_trick=True: only vq passes gradients straight through; use method='vq'",
+            "rotation_trick=True has no effect with method='sx'; use method='vq'",
         ),
         ({"kmeans_init": -1}, "kmeans_init=-1: must be 0 (off) or a number of updates"),
         ({"reseed_after": -1}, "reseed_after=-1: must be 0 (off) or a number of updates"),
@@ -104,10 +122,11 @@ def test_formula_sizes_by_hand() -> None:
 
 
 def test_defaults_follow_the_method() -> None:
-    assert DPQConfig().resolved_distance() == "dot"
-    assert DPQConfig(method="vq").resolved_distance() == "euclidean"
-    assert DPQConfig(D=4).resolved_key_dim(32) == 8
-    assert DPQConfig(D=4, key_dim=3).resolved_key_dim(32) == 3
+    sx, vq = METHODS["sx"], METHODS["vq"]
+    assert sx.distance(DPQConfig()).name == "dot"
+    assert vq.distance(DPQConfig(method="vq")).name == "euclidean"
+    assert sx.shapes(DPQConfig(D=4), 10, 32)["keys"] == (4, 32, 8)
+    assert sx.shapes(DPQConfig(D=4, key_dim=3), 10, 32)["keys"] == (4, 32, 3)
 
 
 def test_plugin_options_include_the_layers() -> None:

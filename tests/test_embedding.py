@@ -284,7 +284,7 @@ def test_a_forgotten_regularizer_warns_once_and_holds_no_memory() -> None:
         for _ in range(200):
             layer(torch.arange(5))
     texts = [str(w.message) for w in caught if "collect_regularizer(model)" in str(w.message)]
-    assert len(texts) == 1 and len(layer._regularizer) <= 64
+    assert len(texts) == 1 and len(layer._penalties) <= 64
 
 
 # The whole table --------------------------------------------------------------------------------
@@ -415,7 +415,8 @@ def test_copies_in_the_middle_of_training(method: str) -> None:
     ]
     tokens = torch.randint(50, (3, 7))
     layer.pop_regularizer()
-    layer._pending = type(layer._pending)()
+    for tracker in layer._trackers:
+        tracker.clear()
     wanted = layer(tokens)
     for other in copies:
         assert other.pop_regularizer() is None

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from fairseq_dpq import packing
-from fairseq_dpq.config import code_bits
-from fairseq_dpq.packing import (
+from fairseq_dpq.forms import packing
+from fairseq_dpq.forms.packing import (
+    code_bits,
     code_dtype,
     even_width,
     is_wide,

@@ -10,8 +10,18 @@ import numpy_dpq as ref
 import pytest
 import torch
 
-from fairseq_dpq import CompactEmbedding, DPQEmbedding, collect_regularizer, quantizer
-from fairseq_dpq.quantizer import Stats, evaluation_codes
+from fairseq_dpq import CompactEmbedding, DPQEmbedding, collect_regularizer
+from fairseq_dpq import codes as codes_module
+from fairseq_dpq.codes import best_codes
+from fairseq_dpq.distances import DISTANCES
+from fairseq_dpq.methods.sx import exchange, exchange_many
+from fairseq_dpq.normalization import Stats, normalize
+
+
+def evaluation_codes(q: torch.Tensor, keys: torch.Tensor, distance: str, stats: Stats | None):
+    """The function under test, with the distance by name."""
+    return codes_module.evaluation_codes(q, keys, DISTANCES[distance], stats)
+
 
 SX_OPTIONS: list[dict] = [{}, {"tau": 0.3}, {"key_dim": 5}]
 VQ_OPTIONS: list[dict] = [{}, {"reg_weight": 0.7, "commitment": 0.25}]
@@ -98,7 +108,7 @@ def test_step_equals_numpy(
     def numpy(t: torch.Tensor) -> np.ndarray:
         return t.detach().double().numpy()
 
-    keys = layer.keys_or_values
+    keys = layer.codebook().keys
     expected = ref.train_step(
         tokens.numpy().ravel(),
         numpy(layer.query).reshape(n, D, -1),
@@ -152,11 +162,11 @@ def test_one_value_is_normalized_by_the_running_statistics(shared: bool) -> None
 def test_codes_in_training_are_the_argmax(K: int) -> None:
     score = torch.randn(40, 5, K)
     for scale in (1.0, 1e-6, 1e6):
-        assert torch.equal(quantizer.best_codes(score * scale), score.argmax(-1))
+        assert torch.equal(best_codes(score * scale), score.argmax(-1))
     ties = (2 * score).round()  # the first of several
-    assert torch.equal(quantizer.best_codes(ties), ties.argmax(-1))
-    assert quantizer.best_codes(score[:0]).shape == (0, 5)
-    broken = quantizer.best_codes(score * float("nan"))
+    assert torch.equal(best_codes(ties), ties.argmax(-1))
+    assert best_codes(score[:0]).shape == (0, 5)
+    broken = best_codes(score * float("nan"))
     assert broken.min() >= 0 and broken.max() < K  # a diverged model gets NaN, not IndexError
 
 
@@ -220,7 +230,7 @@ def test_codes_do_not_depend_on_the_batch(distance: str, monkeypatch: pytest.Mon
     many = evaluation_codes(q.repeat(10, 1, 1), keys, distance, stats)
     torch.set_num_threads(threads)
     assert torch.equal(many, codes.repeat(10, 1))
-    monkeypatch.setattr(quantizer, "_CPU_CHUNK", 100)  # chunks of a few tokens, of one near tie
+    monkeypatch.setattr(codes_module, "_CPU_CHUNK", 100)  # chunks of a few tokens, of one near tie
     assert torch.equal(evaluation_codes(q[:20], keys, distance, stats), codes[:20])
     assert evaluation_codes(q[:0], keys, distance, stats).shape == (0, 3)
 
@@ -230,7 +240,7 @@ def test_a_matrix_product_alone_would_depend_on_the_batch() -> None:
     differ = 0
     for seed in range(20):
         q, keys, _ = near_ties(seed, "dot", 2, 9, 96, True)
-        plain = quantizer.response(q, keys, "dot").argmax(-1)
+        plain = DISTANCES["dot"].response(q, keys).argmax(-1)
         differ += int((plain != evaluation_codes(q, keys, "dot", None)).sum())
     assert differ > 0
 
@@ -287,17 +297,17 @@ def test_full_rank_proposition() -> None:
 def test_exchange_of_many_rows_is_the_exchange_in_chunks(
     distance: str, shared: bool, normalized: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantizer, "_CPU_CHUNK", 7 * 3 * 5)  # 7 rows at once, the last chunk of 3
+    monkeypatch.setattr(
+        codes_module, "_CPU_CHUNK", 7 * 3 * 5
+    )  # 7 rows at once, the last chunk of 3
     groups = 1 if shared else 3
     parts = [torch.randn(31, 3, 4), torch.randn(groups, 5, 4), torch.randn(groups, 5, 2)]
     stats = Stats(torch.randn(groups, 5), torch.rand(groups, 5)) if normalized else None
     codes = torch.randint(5, (31, 3))
     up = torch.randn(31, 3, 2)
     q, keys, values = (part.requires_grad_() for part in parts)
-    many = quantizer.exchange_many(q, keys, values, codes, stats, distance, 0.7)
-    once = quantizer.exchange(
-        quantizer.normalize(quantizer.response(q, keys, distance), stats), values, codes, 0.7
-    )
+    many = exchange_many(q, keys, values, codes, stats, DISTANCES[distance], 0.7)
+    once = exchange(normalize(DISTANCES[distance].response(q, keys), stats), values, codes, 0.7)
     assert torch.equal(many, once)
     for one, other in zip(
         torch.autograd.grad(many, (q, keys, values), up),

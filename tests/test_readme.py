@@ -76,7 +76,7 @@ def test_options_are_those_of_the_dataclasses() -> None:
 
 
 def test_flags_are_those_of_fairseq_train() -> None:
-    options = pytest.importorskip("fairseq_dpq.glue.options")
+    options = pytest.importorskip("fairseq_dpq.fairseq_plugin.options")
     table = options_table()
     for field in flag_fields():
         assert f"`{options.flag(field.name)}`" in table

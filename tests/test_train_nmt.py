@@ -20,9 +20,9 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.optim import build_optimizer, lr_scheduler
 from torch.distributed.run import get_args_parser
 
-from fairseq_dpq import workers
 from fairseq_dpq.cli import compact, quantize, score
 from fairseq_dpq.config import DPQConfig
+from fairseq_dpq.fairseq_plugin import workers
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "examples" / "translation" / "README.md").read_text(encoding="utf-8")

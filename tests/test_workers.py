@@ -13,7 +13,7 @@ import fsq
 import pytest
 import torch
 
-from fairseq_dpq import workers
+from fairseq_dpq.fairseq_plugin import workers
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq import DPQEmbedding
-from fairseq_dpq.tables import Table, TablesRecord, write_record
+from fairseq_dpq.fairseq_plugin.configs import write_record
+from fairseq_dpq.record import Table, TablesRecord
 
 PATH = "encoder.embed_tokens"
 ALIAS = "decoder.embed_tokens"

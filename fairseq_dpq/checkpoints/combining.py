@@ -7,7 +7,7 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
-from fairseq_dpq.checkpoints.contents import Checkpoint
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint
 from fairseq_dpq.checkpoints.errors import CheckpointError
 
 
@@ -64,7 +64,7 @@ def _mean(tensors: list[Tensor]) -> Tensor:
 
 def _check_alike(first: Checkpoint, other: Checkpoint) -> None:
     record = other.dpq_record()
-    if record.form == "compact":
+    if record.stage == "compact":
         raise CheckpointError(
             f"--average: {other.path} is compact, and codes cannot be averaged; average the "
             "training checkpoints first: fairseq-dpq-compact TRAINED1.pt TRAINED2.pt OUT.pt "

@@ -3,27 +3,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
-from fairseq_dpq.checkpoints.contents import (
+from fairseq_dpq.checkpoints.checkpoint import (
     Checkpoint,
-    compact_module,
     keys_of,
     named,
     separate,
     stored_bytes,
+    stored_form,
     training_layer,
 )
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.upgrading import upgraded_cfg
-from fairseq_dpq.compact import CompactEmbedding
-from fairseq_dpq.embedding import DPQEmbedding, code_usage
-from fairseq_dpq.tables import Table, TablesRecord, write_record
+from fairseq_dpq.embedding import DPQEmbedding
+from fairseq_dpq.fairseq_plugin.configs import write_record
+from fairseq_dpq.forms.base import Form
+from fairseq_dpq.record import Table, TablesRecord
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _ROWS = 1 << 13  # rows handled at once: a few dozen MB
@@ -40,36 +41,8 @@ class Compacted:
     before: int  # bytes in the training form
     query: int  # bytes of the query matrix among them
     after: int
-    used: Tensor  # (D,) codes in use in each group
-    bits: int  # of one symbol
-    sizes: list[int] = field(default_factory=list)  # codes stored in each group
-
-
-def drop_unused(
-    codes: Tensor, values: Tensor, padding_idx: int | None
-) -> tuple[Tensor, Tensor, list[int]]:
-    """Codes (n, D) renumbered without those that no symbol uses; values (rows, d/D); sizes (D,)."""
-    n, D = codes.shape
-    G, K, _ = values.shape
-    used = torch.zeros(D, K, dtype=torch.bool)
-    real = torch.ones(n, dtype=torch.bool)
-    if padding_idx is not None:
-        real[padding_idx] = False
-    group = torch.arange(D)
-    for start in range(0, n, _ROWS):
-        part = codes[start : start + _ROWS][real[start : start + _ROWS]].long()
-        used[group.expand_as(part), part] = True
-    if G == 1 and D > 1:
-        used = used.any(0, keepdim=True).repeat(D, 1)
-    used[~used.any(1), 0] = True  # a table of nothing but padding still has a code
-    number = (used.cumsum(1) - 1).clamp_min_(0)  # (D, K) the new number of each code
-    new = torch.empty_like(codes)
-    for start in range(0, n, _ROWS):
-        part = codes[start : start + _ROWS].long()
-        new[start : start + _ROWS] = number[group.expand_as(part), part].to(codes.dtype)
-    if padding_idx is not None:
-        new[padding_idx] = 0
-    return new, values[used[:G]], used.sum(1).tolist()
+    form: Form
+    used: Tensor | None  # (D,) codes in use in each group, of a form with codes
 
 
 def compact_layer(
@@ -77,18 +50,12 @@ def compact_layer(
     dtype: torch.dtype = torch.float32,
     shrink: bool = False,
     progress: Callable[[int], None] | None = None,
-) -> tuple[CompactEmbedding, Tensor]:
-    """The compact form of a layer, and the number of codes in use in each group."""
-    codes = layer.codes(progress)
-    values = layer.values.detach().to(dtype)
-    used = code_usage(codes, layer.config.K, layer.padding_idx)["used"]
-    sizes = None
-    if shrink:
-        codes, values, sizes = drop_unused(codes, values, layer.padding_idx)
-    module = CompactEmbedding.from_codes(
-        codes, values, layer.embedding_dim, layer.padding_idx, sizes=sizes, packed=True
-    )
-    return module, used
+) -> tuple[Form, Tensor | None]:
+    """The inference form of a layer, and the number of codes in use in each group."""
+    module = layer.compact(packed=True, dtype=dtype, progress=progress)
+    usage = module.codes_in_use()
+    module = module.shrunk() if shrink else module
+    return module, None if usage is None else usage["used"]
 
 
 def compact_state(
@@ -102,7 +69,7 @@ def compact_state(
 ) -> tuple[dict[str, Any], list[Compacted]]:
     """The compact checkpoint, ready to be saved, and a report on each table."""
     record = checkpoint.dpq_record()
-    if record.form == "compact":
+    if record.stage == "compact":
         made_of = f" (made of {record.source})" if record.source else ""
         raise CheckpointError(f"{checkpoint.path} is compact already{made_of}")
     weights = checkpoint.weights
@@ -128,12 +95,15 @@ def compact_state(
                 before=stored_bytes(mine),
                 query=stored_bytes(layer.query),
                 after=stored_bytes(state),
+                form=module,
                 used=used,
-                bits=sum(module.bits),
-                sizes=module.sizes,
             )
         )
-    new = replace(record, form="compact", source=source)
+    tables = {
+        item.path: replace(item.table, form={"kind": item.form.kind, **item.form.settings()})
+        for item in done
+    }
+    new = TablesRecord(tables, stage="compact", source=source)
     return inference_state(checkpoint, model, new), done
 
 
@@ -205,11 +175,11 @@ def verify(
     copy_ = Checkpoint.load(written, trust)
     copy_.path = shown or written
     old, new = origin.dpq_record(), copy_.dpq_record()
-    if new.form != "compact" or list(old.tables) != list(new.tables):
+    if new.stage != "compact" or list(old.tables) != list(new.tables):
         raise _differs(copy_, "the record of its tables")
     for path, table in new.tables.items():
         layer = training_layer(origin, path, old.tables[path])
-        module = compact_module(copy_, path, table)
+        module = stored_form(copy_, path, table)
         report = progress(f"verify {path}", table.num_embeddings) if progress is not None else None
         _compare_rows(copy_, path, layer, module, report)
         for alias in table.aliases:
@@ -231,13 +201,14 @@ def _compare_rows(
     checkpoint: Checkpoint,
     path: str,
     layer: DPQEmbedding,
-    module: CompactEmbedding,
+    module: Form,
     progress: Callable[[int], None] | None,
 ) -> None:
     with torch.no_grad():
+        dtype = module(torch.zeros(0, dtype=torch.int64)).dtype
         for start in range(0, layer.num_embeddings, _ROWS):
             rows = torch.arange(start, min(start + _ROWS, layer.num_embeddings))
-            expected = layer(rows).to(module.values.dtype)
+            expected = layer(rows).to(dtype)
             if not _same_bits(module(rows), expected):
                 raise _differs(checkpoint, f"a row of {path} between {start} and {start + _ROWS}")
             if progress is not None:

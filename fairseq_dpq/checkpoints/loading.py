@@ -91,7 +91,7 @@ def _load(path: Path, trust: bool, mapped: bool) -> Any:
             how["weights_only"] = False
         return torch.load(source, **how)
     if _TORCH >= (2, 6):
-        from fairseq_dpq import compat
+        from fairseq_dpq.fairseq_plugin import compat
 
         # On leaving, torch would forget also what was allowed before: add only what is missing.
         known = torch.serialization.get_safe_globals()
@@ -104,7 +104,7 @@ def _load(path: Path, trust: bool, mapped: bool) -> Any:
 
 def _restricted(path: Path) -> Any:
     """A stand-in for the pickle module that finds only what the allow-list names."""
-    from fairseq_dpq import compat
+    from fairseq_dpq.fairseq_plugin import compat
 
     allowed: dict[str, Any] = {}
     for entry in compat.safe_globals():

@@ -9,9 +9,9 @@ from typing import Any, Mapping
 
 from torch import Tensor
 
-from fairseq_dpq.checkpoints.contents import Checkpoint
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint
 from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.tables import set_options
+from fairseq_dpq.fairseq_plugin.configs import set_options
 
 _OLD_ROBERTA = "decoder.sentence_encoder."
 

@@ -30,7 +30,7 @@ def run(
     work: Callable[[argparse.Namespace], None],
     argv: Sequence[str] | None,
 ) -> int:
-    """Parse, work, and turn errors into one line and an exit code: 2 for what the user can mend."""
+    """Parse, work, and turn errors into one line and an exit code: 2 for bad input."""
     args = parser.parse_intermixed_args(argv)  # options may stand anywhere
     try:
         work(args)
@@ -88,6 +88,11 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def used_codes(used: dict[str, int] | None) -> str:
+    """How many codes the groups of a table use; nothing for a form without codes."""
+    return "-" if used is None else f"{used['min']}/{used['median']}/{used['max']}"
 
 
 def size(number: int) -> str:

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint
 from fairseq_dpq.checkpoints.combining import average, has_ema, with_ema
 from fairseq_dpq.checkpoints.compaction import DTYPES, compact_state, verify
-from fairseq_dpq.checkpoints.contents import Checkpoint
 from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.facts import compacted_facts, left_alone, saving
+from fairseq_dpq.checkpoints.report import compacted_facts, left_alone, saving
 from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
-from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table
+from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table, used_codes
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -123,20 +123,18 @@ def _text(facts: dict[str, Any]) -> str:
     head = ["embedding", "table", "options", "full", "trained", "compact", "CR formula"]
     rows = [[*head, "CR measured", "bits/symbol", "used codes min/median/max"]]
     for table in facts["embeddings"]:
-        shared = " shared" if table["share_subspaces"] else ""
-        used = table["used_codes"]
         rows.append(
             [
                 table["path"],
                 f"{table['num_embeddings']} x {table['embedding_dim']}",
-                f"{table['method']} K={table['K']} D={table['D']}{shared}",
+                table["description"],
                 size(4 * table["num_embeddings"] * table["embedding_dim"]),
                 size(table["training_bytes"]),
                 size(table["compact_bytes"]),
                 f"{table['formula_cr']:.2f}",
                 f"{table['measured_cr']:.2f}",
                 str(table["bits_per_symbol"]),
-                f"{used['min']}/{used['median']}/{used['max']}",
+                used_codes(table["used_codes"]),
             ]
         )
     lines = [text_table(rows), ""]

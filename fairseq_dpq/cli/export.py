@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO, Sequence
 
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint, named, stored_form, training_layer
 from fairseq_dpq.checkpoints.compaction import DTYPES, compact_layer
-from fairseq_dpq.checkpoints.contents import Checkpoint, compact_module, named, training_layer
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.writing import check_target, write_whole
 from fairseq_dpq.cli.common import Bars, add_common, run, size
-from fairseq_dpq.compact import CompactEmbedding
-from fairseq_dpq.exported import contents
-from fairseq_dpq.tables import Table, TablesRecord, get_option
+from fairseq_dpq.fairseq_plugin.configs import get_option
+from fairseq_dpq.forms.base import Form
+from fairseq_dpq.record import Table, TablesRecord
+from fairseq_dpq.safetensors_file import metadata, symbols_tensor
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -53,7 +54,17 @@ def export(args: argparse.Namespace) -> None:
     path, table = _choose(record, args.table, source)
     symbols = None if args.no_symbols else _symbols(checkpoint, path, table, args.dict)
     module = _module(checkpoint, record, path, table, args.values_dtype)
-    tensors, meta = contents(module, path, symbols)
+    tensors = module.export_tensors()
+    if symbols is not None:
+        tensors["symbols"] = symbols_tensor(symbols)
+    config = {
+        "kind": module.kind,
+        "num_embeddings": module.num_embeddings,
+        "embedding_dim": module.embedding_dim,
+        "padding_idx": module.padding_idx,
+        **module.settings(),
+    }
+    meta = metadata(path, config)
 
     def write(file: BinaryIO) -> None:
         from safetensors.torch import save
@@ -95,9 +106,9 @@ def _choose(record: TablesRecord, wanted: str | None, source: Path) -> tuple[str
 
 def _module(
     checkpoint: Checkpoint, record: TablesRecord, path: str, table: Table, dtype: str | None
-) -> CompactEmbedding:
-    if record.form == "compact":
-        module = compact_module(checkpoint, path, table)
+) -> Form:
+    if record.stage == "compact":
+        module = stored_form(checkpoint, path, table)
         return module.to(DTYPES[dtype]) if dtype else module
     bars = Bars()
     layer = training_layer(checkpoint, path, table)

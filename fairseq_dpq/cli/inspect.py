@@ -7,22 +7,20 @@ import json
 import sys
 from typing import Any, Sequence
 
-import torch
 from torch import Tensor
 
-from fairseq_dpq.checkpoints.contents import (
+from fairseq_dpq.checkpoints.checkpoint import (
     Checkpoint,
-    compact_module,
     keys_of,
     stored_bytes,
+    stored_form,
     training_layer,
 )
-from fairseq_dpq.checkpoints.facts import left_alone, table_facts, token_tables
-from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table
-from fairseq_dpq.compact import CompactEmbedding
-from fairseq_dpq.config import DPQConfig, DPQConfigError
-from fairseq_dpq.embedding import code_usage
-from fairseq_dpq.tables import TablesRecord
+from fairseq_dpq.checkpoints.report import left_alone, table_facts, token_tables
+from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table, used_codes
+from fairseq_dpq.config import DPQConfig, DPQConfigError, add_flags, say_flag
+from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.record import TablesRecord
 
 _ROWS = 1 << 15
 
@@ -36,11 +34,8 @@ def get_parser() -> argparse.ArgumentParser:
         "shrink to.",
     )
     parser.add_argument("checkpoints", nargs="+", metavar="CKPT")
-    default = DPQConfig()
     group = parser.add_argument_group("for checkpoints without DPQ")
-    group.add_argument("--dpq-K", type=int, default=default.K, help="codes (default: %(default)s)")
-    group.add_argument("--dpq-D", type=int, default=default.D, help="groups (default: %(default)s)")
-    group.add_argument("--dpq-share-subspaces", action="store_true", help="one set of values")
+    add_flags(group, ["K", "D", "share_subspaces"], K=DPQConfig().K)
     add_common(parser)
     return parser
 
@@ -54,7 +49,7 @@ def inspect(args: argparse.Namespace) -> None:
         record = checkpoint.record()
         facts: dict[str, Any] = {
             "checkpoint": str(path),
-            "form": record.form if record else "full",
+            "form": record.stage if record else "full",
             "file_bytes": checkpoint.file_bytes,
             "optimizer_bytes": stored_bytes(checkpoint.state.get("last_optimizer_state")),
         }
@@ -78,29 +73,20 @@ def _dpq(
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     out, now = [], {}
     for path, table in record.tables.items():
-        n, K = table.num_embeddings, table.config.K
-        if record.form == "compact":
-            module = compact_module(checkpoint, path, table, packed=False)
-            # with codes renumbered group by group, the largest group sets the range
-            codes, K = module.unpacked_codes(), max(module.sizes)
-            renumbered = module.sizes != [table.config.K] * table.config.D
+        if record.stage == "compact":
+            module = stored_form(checkpoint, path, table)
         else:
             layer = training_layer(checkpoint, path, table)
-            codes = layer.codes(bars(path, n))
-            module = CompactEmbedding.from_codes(
-                codes[:1], layer.values.detach(), table.embedding_dim
-            )
-            module.num_embeddings = n
-            renumbered = False
-        used = code_usage(codes, K, table.padding_idx)
-        facts = table_facts(
-            path, table, module.saved_nbytes, used["used"].tolist(), sum(module.bits)
-        )
-        facts["entropy_bits_per_symbol"] = float(used["entropy"].double().sum())
+            module = layer.compact(packed=True, progress=bars(path, table.num_embeddings))
+        usage = module.codes_in_use()
+        facts = table_facts(path, table, module, None if usage is None else usage["used"])
+        entropy = None if usage is None else float(usage["entropy"].double().sum())
+        facts["entropy_bits_per_symbol"] = entropy
         mine = keys_of(checkpoint.weights, [path])
         facts["stored_bytes"] = stored_bytes([checkpoint.weights[key] for key in mine])
         facts["changed"] = None
-        if not renumbered:
+        if isinstance(module, CompactEmbedding) and not module.renumbered(table.config.K):
+            codes = module.unpacked_codes()
             old = before.get(path)
             if old is not None and old.shape == codes.shape:
                 facts["changed"] = _changed(old, codes)
@@ -123,14 +109,14 @@ def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, An
     out = []
     for path, aliases in token_tables(checkpoint.weights, checkpoint.model_cfg).items():
         n, d = checkpoint.weights[path + ".weight"].shape
-        config = DPQConfig(K=args.dpq_K, D=args.dpq_D, share_subspaces=args.dpq_share_subspaces)
+        config = DPQConfig(K=args.K, D=args.D, share_subspaces=args.share_subspaces)
         facts: dict[str, Any] = {"path": path, "aliases": aliases}
         facts.update(num_embeddings=n, embedding_dim=d, full_bytes=4 * n * d)
         try:
-            config.validate(d, lambda name, value: f"--dpq-{name} {value}")
-            values = torch.zeros(1 if config.share_subspaces else config.D, config.K, d // config.D)
-            codes = torch.zeros(1, config.D, dtype=torch.uint8)
-            module = CompactEmbedding.from_codes(codes, values, d)
+            config.validate(d, say_flag)
+            module = CompactEmbedding(
+                1, d, K=args.K, D=args.D, share_subspaces=args.share_subspaces, packed=True
+            )
             module.num_embeddings = n
             facts["compact_bytes"] = module.saved_nbytes
             facts["formula_cr"] = config.compression_ratio(n, d)
@@ -162,20 +148,19 @@ def _dpq_rows(facts: dict[str, Any]) -> list[list[str]]:
     head = ["embedding", "table", "options", "stored", "compact", "CR formula", "CR measured"]
     rows = [[*head, "bits/symbol", "entropy", "used codes min/median/max", "codes changed"]]
     for table in facts["embeddings"]:
-        shared = " shared" if table["share_subspaces"] else ""
-        used, changed = table["used_codes"], table["changed"]
+        changed, entropy = table["changed"], table["entropy_bits_per_symbol"]
         rows.append(
             [
                 table["path"],
                 f"{table['num_embeddings']} x {table['embedding_dim']}",
-                f"{table['method']} K={table['K']} D={table['D']}{shared}",
+                table["description"],
                 size(table["stored_bytes"]),
                 size(table["compact_bytes"]),
                 f"{table['formula_cr']:.2f}",
                 f"{table['measured_cr']:.2f}",
                 str(table["bits_per_symbol"]),
-                f"{table['entropy_bits_per_symbol']:.1f}",
-                f"{used['min']}/{used['median']}/{used['max']}",
+                "-" if entropy is None else f"{entropy:.1f}",
+                used_codes(table["used_codes"]),
                 "-" if changed is None else f"{100 * changed['codes']:.2f} %",
             ]
         )
@@ -183,7 +168,7 @@ def _dpq_rows(facts: dict[str, Any]) -> list[list[str]]:
 
 
 def _full_rows(facts: dict[str, Any], args: argparse.Namespace) -> list[list[str]]:
-    rows = [["embedding", "table", "bytes", f"at K={args.dpq_K} D={args.dpq_D}", "CR formula"]]
+    rows = [["embedding", "table", "bytes", f"at K={args.K} D={args.D}", "CR formula"]]
     for table in facts["embeddings"]:
         small = "error" not in table
         rows.append(

@@ -9,26 +9,40 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.checkpoints.contents import Checkpoint
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint
 from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.facts import table_facts
 from fairseq_dpq.checkpoints.quantizing import check_written, quantize_state
+from fairseq_dpq.checkpoints.report import table_facts
 from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
-from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table
-from fairseq_dpq.config import PluginConfig, flag_fields
+from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table, used_codes
+from fairseq_dpq.config import (
+    PluginConfig,
+    add_flags,
+    flag,
+    flag_fields,
+)
+from fairseq_dpq.forms import FORMS
 
-_ALWAYS = ("K", "D", "share_subspaces", "embeddings", "decoder_K", "decoder_D")
+_DECODER = {"decoder_K": "K", "decoder_D": "D"}  # the decoder's own of an option
+_FLAGS = [f.name for f in flag_fields()]
 
 
 def get_parser() -> argparse.ArgumentParser:
     """The options of fairseq-dpq-quantize: those of PluginConfig, and a few of its own."""
     parser = argparse.ArgumentParser(
         prog="fairseq-dpq-quantize",
-        description="Turn a trained checkpoint with full embeddings into a compact one by k-means "
-        "in each subspace (product quantisation), without training.",
+        description="Turn a trained checkpoint with full embeddings into a compact one without "
+        "training: product quantisation (k-means in each subspace), scalar quantisation, or low "
+        "rank by singular values.",
     )
     parser.add_argument("checkpoint", metavar="CKPT")
     parser.add_argument("output", metavar="OUT.pt")
+    parser.add_argument(
+        "--form",
+        choices=list(FORMS),
+        default="product_codes",
+        help="how tables are stored (default: %(default)s)",
+    )
     parser.add_argument(
         "--trainable",
         action="store_true",
@@ -36,37 +50,77 @@ def get_parser() -> argparse.ArgumentParser:
         "--finetune-from-model OUT.pt with the same --dpq-* options",
     )
     parser.add_argument("--seed", type=int, default=0, help="of k-means (default: %(default)s)")
-    always = parser.add_argument_group("tables")
-    only = parser.add_argument_group("with --trainable")
-    for field in flag_fields():
-        group = always if field.name in _ALWAYS else only
-        flags = ["--dpq-" + field.metadata.get("flag", field.name).replace("_", "-")]
-        if field.name == "embeddings":
-            flags.insert(0, "--embeddings")
-        how: dict[str, Any] = {"dest": field.name, "help": field.metadata["help"]}
-        if isinstance(field.default, bool):
-            how["action"] = "store_false" if field.default else "store_true"
-        else:
-            kind = {"str": str, "float": float}.get(str(field.type).split(" ")[0], int)
-            how.update(type=kind, choices=field.metadata.get("choices"))
-            if field.name == "D":
-                how["help"] += " (default: %(default)s)"
-        how["required"] = field.name == "K"
-        group.add_argument(*flags, default=field.default, **how)
+    add_flags(parser.add_argument_group("tables"), ["embeddings"], "--embeddings")
+    for kind, form in FORMS.items():
+        group = parser.add_argument_group(f"--form {kind}")
+        for option in form.options:
+            if option.keyword in _FLAGS:
+                add_flags(group, [option.keyword], K=0)
+            elif option.default is True:
+                how: dict[str, Any] = {"dest": option.keyword, "action": "store_false"}
+                group.add_argument(option.flag, help=option.help, **how)
+            else:
+                text = f"{option.help} (default: %(default)s)"
+                how = {"type": type(option.default), "default": option.default, "help": text}
+                group.add_argument(option.flag, dest=option.keyword, **how)
+        if kind == "product_codes":
+            add_flags(group, list(_DECODER))
+    only = [name for name in _FLAGS if name not in _taken_by_forms()]
+    add_flags(parser.add_argument_group("only with --trainable"), only)
     parser.add_argument("--force", action="store_true", help="replace OUT.pt if it exists")
     add_common(parser)
     return parser
+
+
+def _taken_by_forms() -> dict[str, str]:
+    """Options of forms, and the form of each."""
+    taken = {option.keyword: kind for kind, form in FORMS.items() for option in form.options}
+    return {**taken, **dict.fromkeys([*_DECODER, "embeddings"], "product_codes")}
+
+
+def _settings(args: argparse.Namespace, decoder: bool) -> dict[str, Any]:
+    """The form's settings for one table."""
+    own = {o.keyword: getattr(args, o.keyword) for o in FORMS[args.form].options}
+    for name, keyword in _DECODER.items():
+        if decoder and keyword in own and getattr(args, name):
+            own[keyword] = getattr(args, name)
+    return own
+
+
+def _check_options(args: argparse.Namespace, options: PluginConfig) -> None:
+    """Refuse options that would have no effect, and those that cannot work."""
+    if args.trainable:
+        if args.form != "product_codes":
+            raise CheckpointError(
+                f"--form {args.form} goes without --trainable; the form follows --dpq-method there"
+            )
+        if not options.enabled:
+            raise CheckpointError("--dpq-K is missing; try --dpq-K 32")
+        return
+    forms = _taken_by_forms()
+    for option in FORMS[args.form].options:
+        needed = not isinstance(option.default, bool)
+        if needed and not getattr(args, option.keyword):
+            raise CheckpointError(f"{option.flag} is missing; try {option.flag} {option.default}")
+    for field in flag_fields():
+        if field.name == "embeddings" or getattr(options, field.name) == field.default:
+            continue
+        if field.name not in forms:
+            raise CheckpointError(f"{flag(field.name)} is for training: it needs --trainable")
+        if forms[field.name] != args.form:
+            raise CheckpointError(f"{flag(field.name)} needs --form {forms[field.name]}")
+    for kind, form in FORMS.items():
+        for option in form.options:
+            own = option.keyword not in _FLAGS
+            if own and kind != args.form and getattr(args, option.keyword) != option.default:
+                raise CheckpointError(f"{option.flag} needs --form {kind}")
 
 
 def quantize(args: argparse.Namespace) -> None:
     """Do what the command line asks for."""
     source, target = Path(args.checkpoint), Path(args.output)
     options = PluginConfig(**{f.name: getattr(args, f.name) for f in flag_fields()})
-    if not args.trainable:
-        for field in flag_fields():
-            if field.name not in _ALWAYS and getattr(options, field.name) != field.default:
-                flag = field.metadata.get("flag", field.name).replace("_", "-")
-                raise CheckpointError(f"--dpq-{flag} is for training: it needs --trainable")
+    _check_options(args, options)
     check_target(target, [source], args.force)
     checkpoint = Checkpoint.load(source, args.trust)
     bars = Bars(least=1)
@@ -74,6 +128,8 @@ def quantize(args: argparse.Namespace) -> None:
         checkpoint,
         options,
         source=str(source),
+        kind=args.form,
+        settings=lambda decoder: _settings(args, decoder),
         trainable=args.trainable,
         seed=args.seed,
         progress=bars,
@@ -87,12 +143,12 @@ def quantize(args: argparse.Namespace) -> None:
     )
     tables = []
     for item in done:
-        facts = table_facts(item.path, item.table, item.stored, item.used, item.bits)
+        facts = table_facts(item.path, item.table, item.form, item.used)
         tables.append({**facts, "relative_error": item.error})
     facts = {
         "input": str(source),
         "output": str(target),
-        "form": "training" if args.trainable else "compact",
+        "stage": "training" if args.trainable else "compact",
         "embeddings": tables,
         "file": {"before": checkpoint.file_bytes, "after": target.stat().st_size},
     }
@@ -100,7 +156,7 @@ def quantize(args: argparse.Namespace) -> None:
 
 
 def _text(facts: dict[str, Any]) -> str:
-    head = ["embedding", "table", "K x D", "full", "compact", "CR formula", "CR measured"]
+    head = ["embedding", "table", "stored as", "full", "compact", "CR formula", "CR measured"]
     rows = [[*head, "squared error", "used codes min/median/max"]]
     lines = []
     for table in facts["embeddings"]:
@@ -109,19 +165,19 @@ def _text(facts: dict[str, Any]) -> str:
             [
                 table["path"],
                 f"{table['num_embeddings']} x {table['embedding_dim']}",
-                f"{table['K']} x {table['D']}{' shared' if table['share_subspaces'] else ''}",
+                table["description"],
                 size(table["full_bytes"]),
                 size(table["compact_bytes"]),
                 f"{table['formula_cr']:.2f}",
                 f"{table['measured_cr']:.2f}",
                 f"{100 * table['relative_error']:.2f} %",
-                f"{used['min']}/{used['median']}/{used['max']}",
+                used_codes(used),
             ]
         )
         lines += notes(table)
     file = facts["file"]
     lines.append(
-        f"{facts['output']} ({facts['form']} form): {size(file['before'])} -> "
+        f"{facts['output']} ({facts['stage']} form): {size(file['before'])} -> "
         f"{size(file['after'])} bytes"
     )
     return "\n".join([text_table(rows), "", *lines])

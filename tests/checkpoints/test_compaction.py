@@ -10,10 +10,10 @@ import torch
 from toy_checkpoints import ALIAS, PATH, load, make_layer, save_toy
 
 from fairseq_dpq.checkpoints import compaction
-from fairseq_dpq.checkpoints.contents import Checkpoint, compact_module, stored_bytes
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_bytes, stored_form
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.cli import compact
-from fairseq_dpq.tables import read_record
+from fairseq_dpq.fairseq_plugin.configs import read_record
 
 OPTIONS = {
     "sx": {},
@@ -34,7 +34,7 @@ def _rows(path) -> torch.Tensor:
     """All rows of a compact checkpoint."""
     checkpoint = Checkpoint.load(path)
     table = checkpoint.dpq_record().tables[PATH]
-    return compact_module(checkpoint, PATH, table).dense()
+    return stored_form(checkpoint, PATH, table).dense()
 
 
 def _table_bytes(path) -> int:
@@ -64,7 +64,7 @@ def test_rows_are_those_of_evaluation(tmp_path, name, shrink) -> None:
         names.add("sizes")
     assert kept == {f"{path}.{x}" for path in (PATH, ALIAS) for x in names}
     record = read_record(state["cfg"]["model"])
-    assert (record.form, record.source) == ("compact", str(source))
+    assert (record.stage, record.source) == ("compact", str(source))
 
 
 def test_bytes_at_the_size_of_wmt19(tmp_path) -> None:
@@ -102,7 +102,7 @@ def test_everything_else_stays_and_training_goes(tmp_path) -> None:
     # the file's own objects are not written to
     checkpoint = Checkpoint.load(source)
     compaction.compact_state(checkpoint, source=str(source))
-    assert read_record(checkpoint.model_cfg).form == "training"
+    assert read_record(checkpoint.model_cfg).stage == "training"
 
 
 def test_shrink_drops_what_no_symbol_uses(tmp_path) -> None:
@@ -160,11 +160,11 @@ def test_configs_of_every_form(tmp_path) -> None:
     namespace = state["cfg"]["model"]
     torch.save({**state, "cfg": {"model": vars(namespace), "task": {}}}, source)
     assert compact.main([str(source), str(target)]) == 0
-    assert read_record(load(target)["cfg"]["model"]).form == "compact"
+    assert read_record(load(target)["cfg"]["model"]).stage == "compact"
     torch.save({**state, "cfg": None, "args": argparse.Namespace(**vars(namespace))}, source)
     assert compact.main([str(source), str(target), "--force"]) == 0
     state = load(target)
-    assert read_record(state["cfg"]["model"]).form == "compact" and state["args"] is None
+    assert read_record(state["cfg"]["model"]).stage == "compact" and state["args"] is None
 
 
 def test_verification_sees_one_wrong_bit(tmp_path, monkeypatch, capsys) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_dpq.checkpoints.facts import same_table, token_tables
+from fairseq_dpq.checkpoints.report import same_table, token_tables
 
 OUTPUTS = ["decoder.fc3", "decoder.output_projection"]
 

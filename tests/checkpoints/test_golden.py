@@ -9,8 +9,8 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from make_golden import DIM, GOLDEN, N
 
 from fairseq_dpq import CompactEmbedding
-from fairseq_dpq.checkpoints.contents import Checkpoint, compact_module
-from fairseq_dpq.exported import read_symbols
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_form
+from fairseq_dpq.safetensors_file import read_symbols
 
 ROWS = torch.tensor([make_golden.row(i) for i in range(N)])
 
@@ -18,9 +18,9 @@ ROWS = torch.tensor([make_golden.row(i) for i in range(N)])
 def test_the_tools_read_it() -> None:
     checkpoint = Checkpoint.load(GOLDEN / "compact-v1.pt")
     record = checkpoint.dpq_record()
-    assert (record.version, record.form, record.source) == (1, "compact", "trained.pt")
+    assert (record.version, record.stage, record.source) == (1, "compact", "trained.pt")
     ((path, table),) = record.tables.items()
-    module = compact_module(checkpoint, path, table)
+    module = stored_form(checkpoint, path, table)
     assert module.sizes == [6, 6, 6, 2]  # unused codes were dropped
     assert torch.equal(module.dense(), ROWS)
     # By the bits, as docs/compact-format.md has it: 3 + 3 + 3 + 1 bits in 2 bytes

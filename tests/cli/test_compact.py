@@ -14,7 +14,7 @@ from toy_checkpoints import PATH, load, make_layer, save_toy
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.cli import compact
-from fairseq_dpq.tables import RECORD_KEY
+from fairseq_dpq.record import RECORD_KEY
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,7 +81,7 @@ def _without_dpq(state: dict) -> None:
 
 def _newer(state: dict) -> None:
     record = json.loads(getattr(state["cfg"]["model"], RECORD_KEY))
-    record["version"] = 2
+    record["version"] = 3
     setattr(state["cfg"]["model"], RECORD_KEY, json.dumps(record))
 
 
@@ -113,7 +113,7 @@ def _shape(state: dict) -> None:
 
 BAD = {
     _without_dpq: "has no DPQ table: it was trained without --dpq-K",
-    _newer: "format is version 2; this fairseq-dpq reads up to version 1",
+    _newer: "format is version 3; this fairseq-dpq reads up to version 2",
     _damaged_record: "record is damaged",
     _unknown_option: "surprise",
     _nan: "query holds NaN or infinite numbers (1 of them",

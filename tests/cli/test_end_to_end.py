@@ -14,7 +14,7 @@ from toy_checkpoints import load
 
 from fairseq_dpq.cli import compact, inspect
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.tables import read_record
+from fairseq_dpq.fairseq_plugin.configs import read_record
 
 RUN = shlex.split(
     "--cpu --optimizer adam --lr 5e-3 --no-progress-bar --log-format simple --num-workers 0 "

@@ -14,7 +14,7 @@ from toy_checkpoints import load, make_layer, save_toy
 
 from fairseq_dpq import CompactEmbedding
 from fairseq_dpq.cli import compact, export
-from fairseq_dpq.exported import ExportError, read_symbols
+from fairseq_dpq.safetensors_file import ExportError, read_symbols
 
 
 def _dictionary(path, words: int) -> None:

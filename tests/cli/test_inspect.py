@@ -9,7 +9,7 @@ import torch
 from toy_checkpoints import PATH, make_layer, make_state, save_toy
 
 from fairseq_dpq.cli import compact, inspect
-from fairseq_dpq.tables import RECORD_KEY
+from fairseq_dpq.record import RECORD_KEY
 
 
 def _facts(capsys, *argv) -> list[dict]:

@@ -14,7 +14,7 @@ from toy_checkpoints import load
 from cli.test_end_to_end import ROBERTA, TF, TLM, _train
 from fairseq_dpq import CompactEmbedding
 from fairseq_dpq.cli import compact, quantize
-from fairseq_dpq.tables import read_record
+from fairseq_dpq.fairseq_plugin.configs import read_record
 
 
 def _loaded(path: Path) -> Any:

@@ -11,9 +11,10 @@ import torch
 from toy_checkpoints import PATH, load, make_layer, make_state
 
 from cli.test_end_to_end import TF, _score, _train
-from fairseq_dpq.checkpoints.contents import Checkpoint, compact_module, training_layer
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_form, training_layer
 from fairseq_dpq.cli import compact, quantize
-from fairseq_dpq.tables import RECORD_KEY, read_record
+from fairseq_dpq.fairseq_plugin.configs import read_record
+from fairseq_dpq.record import RECORD_KEY
 
 
 def _full(path, table: torch.Tensor, **more: torch.Tensor):
@@ -43,9 +44,9 @@ def test_a_table_of_few_parts_is_kept_exactly(tmp_path, capsys, shared) -> None:
     assert table["relative_error"] < 1e-12
     assert table["bits_per_symbol"] == (12 if shared else 6)
     checkpoint = Checkpoint.load(target)
-    module = compact_module(checkpoint, PATH, checkpoint.dpq_record().tables[PATH])
+    module = stored_form(checkpoint, PATH, checkpoint.dpq_record().tables[PATH])
     assert torch.allclose(module.dense(), rows, atol=1e-6)
-    assert checkpoint.dpq_record().form == "compact" and checkpoint.dpq_record().source == str(
+    assert checkpoint.dpq_record().stage == "compact" and checkpoint.dpq_record().source == str(
         source
     )
 
@@ -56,7 +57,7 @@ def test_default_groups_and_a_table_that_grows(tmp_path, capsys) -> None:
     source, target = _full(tmp_path / "full.pt", torch.randn(33, 32)), tmp_path / "out.pt"
     assert quantize.main([str(source), str(target), "--dpq-K", "32", "--debug"]) == 0
     text = capsys.readouterr().out
-    assert "32 x 16" in text
+    assert "K=32, D=16" in text
     assert f"{PATH}: larger than the full table; take a smaller --dpq-D" in text
     assert quantize.main([str(source), str(target), "--dpq-K", "2", "--dpq-D", "4", "--force"]) == 0
     assert "larger" not in capsys.readouterr().out
@@ -73,7 +74,7 @@ def test_error_falls_with_K_and_seeds_repeat(tmp_path, capsys) -> None:
         facts = _facts(capsys, source, target, "--dpq-K", K, "--dpq-D", 4)
         errors.append(facts["embeddings"][0]["relative_error"])
         checkpoint = Checkpoint.load(target)
-        module = compact_module(checkpoint, PATH, checkpoint.dpq_record().tables[PATH])
+        module = stored_form(checkpoint, PATH, checkpoint.dpq_record().tables[PATH])
         assert module.padding_idx == 1
         difference = (module.dense() - table).pow(2).sum() / table.pow(2).sum()
         assert errors[-1] == pytest.approx(float(difference), rel=1e-4)
@@ -120,7 +121,7 @@ def test_which_tables(tmp_path, capsys) -> None:
     argv = [str(source), str(tmp_path / "x.pt"), "--dpq-K", "4", "--dpq-D"]
     for flags, text in {
         "2 --embeddings a.b": "no token table at 'a.b'; choose input, decoder, all, or of enc",
-        "3": "--dpq-D 3 does not divide encoder.embed_tokens.embedding_dim=8; try 2 or 4",
+        "3": "encoder.embed_tokens: --dpq-D 3 does not divide the embedding size 8; try 2 or 4",
         "2 --dpq-method vq": "--dpq-method is for training: it needs --trainable",
     }.items():
         assert quantize.main([*argv, *flags.split()]) == 2

@@ -15,7 +15,7 @@ import fsq
 import pytest
 import torch
 
-from fairseq_dpq.tables import read_record
+from fairseq_dpq.fairseq_plugin.configs import read_record
 from glue.conftest import last, parameters, train
 
 SMALL = (

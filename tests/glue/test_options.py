@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fairseq_dpq.config import DPQConfigError, PluginConfig, flag_fields
-from fairseq_dpq.glue import options
+from fairseq_dpq.fairseq_plugin import options
 from glue.conftest import RUN, last, train
 from glue.test_matrix import SMALL
 

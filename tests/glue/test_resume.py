@@ -9,7 +9,7 @@ import torch
 
 from fairseq_dpq import DPQEmbedding
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.glue.layers import FairseqDPQEmbedding
+from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding
 from glue.conftest import last, train
 from glue.test_options import TRANSFORMER
 

@@ -10,15 +10,15 @@ import functools
 from typing import Any, Callable
 
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.glue import options, replace, resume, training
-from fairseq_dpq.tables import (
-    RECORD_KEY,
+from fairseq_dpq.fairseq_plugin import options, replace, resume, training
+from fairseq_dpq.fairseq_plugin.configs import (
     delete_options,
     get_option,
     read_record,
     set_options,
     write_record,
 )
+from fairseq_dpq.record import RECORD_KEY
 
 _ALL_KEYS = [*options.KEYS, RECORD_KEY]
 _ABSENT = object()
@@ -49,7 +49,7 @@ def build_model(old: Callable) -> Callable:
         if chosen.enabled:
             _refuse_sharding(cfg)
             record = replace.replace_tables(model, cfg, chosen)
-            set_options(cfg, options.to_keys(chosen))
+            set_options(cfg, chosen.to_keys())
             write_record(cfg, record)
         return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -9,15 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_dpq import starts
-from fairseq_dpq.compact import CompactEmbedding, is_compiling
+from fairseq_dpq.codebook import Penalty
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
+from fairseq_dpq.forms import FORMS
+from fairseq_dpq.forms.base import Form
+from fairseq_dpq.forms.product_codes import is_compiling
 
 logger = logging.getLogger("fairseq_dpq")
 
 # Buffers of --dpq-ema-decay, --dpq-reseed-after and --dpq-kmeans-init
-_STARTED_ANEW = ("ema_count", "ema_sum", "idle", "start_counts", "start_updates")
+_RESTARTED = ("ema_count", "ema_sum", "idle", "start_counts", "start_updates")
 
 
 class _LoadsInFairseq:
@@ -47,7 +50,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
 
     def forward(self, indices: Tensor) -> Tensor:
         out = super().forward(indices)
-        watched = self.config.method == "vq" and self._log_evaluation
+        watched = self.method.regularized and self._log_evaluation
         if watched and not self.training and not torch.is_grad_enabled():
             self._note_regularizer(indices.reshape(-1), out)
         return out
@@ -60,7 +63,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
             tokens, out = tokens[real], out[real]
         if tokens.numel():
             error = (out - F.embedding(tokens, self.query).float()).pow(2).sum()
-            self._regularizer = [*self._regularizer[-7:], (error, error, out.numel())]
+            self.note_penalty(Penalty(error, error, out.numel()))
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
         # fairseq calls this before its own eval(), which keeps the codes.
@@ -68,7 +71,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         self.freeze()
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        if f"{name}.codes" in state_dict:
+        if any(f"{name}.{form.mark}" in state_dict for form in FORMS.values()):
             raise DPQConfigError(
                 f"{name} is compact in this checkpoint: what training needs is gone. Restore the "
                 "training checkpoint it was made from"
@@ -91,7 +94,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         seen to it that the user wants it.
         """
         own = dict(self.named_buffers())
-        for key in _STARTED_ANEW:
+        for key in _RESTARTED:
             full_key = f"{name}.{key}"
             if key not in own:
                 state_dict.pop(full_key, None)
@@ -107,12 +110,12 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         layer = DPQEmbedding(
             self.num_embeddings, self.embedding_dim, self.padding_idx, **c.layer_options()
         )
-        starts.start_from_table(layer, full.float())
+        layer.start_from_table(full.float())
         return layer.state_dict()
 
 
-class FairseqCompactEmbedding(_LoadsInFairseq, CompactEmbedding):
-    """A compact table inside a fairseq model.
+class _FairseqForm(_LoadsInFairseq):
+    """A stored form inside a fairseq model.
 
     For generation the dense table is kept from the first time that a tied output layer asks for
     `weight`: decoding asks once for every token. It belongs to no state_dict, pickle or copy.
@@ -127,17 +130,19 @@ class FairseqCompactEmbedding(_LoadsInFairseq, CompactEmbedding):
     @property
     def weight(self) -> Tensor:
         """The dense table, for a tied output layer."""
-        if not self._keeps_dense or self.values.requires_grad or is_compiling():
-            return self.dense()
+        form: Any = self
+        trained = any(buffer.requires_grad for buffer in form.buffers())
+        if not self._keeps_dense or trained or is_compiling():
+            return form.dense()
         if self._dense is None:
             # Not an inference tensor, which could not be used once that mode is over.
             with torch.inference_mode(False), torch.no_grad():
-                self._dense = self.dense()
+                self._dense = form.dense()
         return self._dense
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self._dense = None
-        return super()._apply(*args, **kwargs)
+        return super()._apply(*args, **kwargs)  # type: ignore[misc]
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self._dense = None
@@ -148,20 +153,29 @@ class FairseqCompactEmbedding(_LoadsInFairseq, CompactEmbedding):
 
     def __prepare_scriptable__(self) -> nn.Module:
         """TorchScript gets the layer without what only fairseq needs."""
-        plain = CompactEmbedding.__new__(CompactEmbedding)
+        cls = FORMS[type(self).kind]  # type: ignore[attr-defined]
+        plain = cls.__new__(cls)
         plain.__dict__ = self.__getstate__()
         del plain.__dict__["_dense"]
         return plain
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        codes = state_dict.get(f"{name}.codes")
-        if codes is not None and codes.dtype != torch.uint8:
-            raise DPQConfigError(
-                f"{name}.codes are {codes.dtype}, not packed bytes: this looks like an average of "
-                "compact checkpoints, which destroys the codes. Average the training checkpoints "
-                "first, then compact the average"
-            )
+        for key in type(self).packed_tensors:  # type: ignore[attr-defined]
+            packed = state_dict.get(f"{name}.{key}")
+            if packed is not None and packed.dtype != torch.uint8:
+                raise DPQConfigError(
+                    f"{name}.{key} are {packed.dtype}, not packed bytes: this looks like an "
+                    "average of compact checkpoints, which destroys them. Average the training "
+                    "checkpoints first, then compact the average"
+                )
         super().upgrade_state_dict_named(state_dict, name)
+
+
+@functools.lru_cache(maxsize=None)
+def form_class(kind: str) -> type[Form]:
+    """The class of a stored form inside a fairseq model."""
+    plain = FORMS[kind]
+    return type(f"Fairseq{plain.__name__}", (_FairseqForm, plain), {"__module__": __name__})
 
 
 def tie_output(output: nn.Module, parameter: str, table: nn.Module) -> None:

@@ -15,6 +15,11 @@ from torch import Tensor
 _CHUNK_BITS = 1 << 24  # bits (one byte each while packing) held at once
 
 
+def code_bits(K: int) -> int:
+    """Bits that a code out of K needs: ceil(log2 K)."""
+    return (K - 1).bit_length()
+
+
 def row_bytes(bits: Sequence[int]) -> int:
     """Bytes of one packed row; at least one, so that rows can be looked up and counted."""
     return max(1, (sum(bits) + 7) // 8)

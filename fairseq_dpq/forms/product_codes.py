@@ -1,17 +1,26 @@
-"""CompactEmbedding, the inference form: bit-packed codes and the value matrix, nothing else."""
+"""CompactEmbedding, the form of product codes: bit-packed codes and the value matrix."""
 
 from __future__ import annotations
 
-import ctypes
-import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fairseq_dpq.config import code_bits
-from fairseq_dpq.packing import (
+from fairseq_dpq.codes import by_group, code_usage, evaluation_codes
+from fairseq_dpq.distances import DISTANCES
+from fairseq_dpq.forms.base import (
+    CRC_BITS,
+    Form,
+    FormOption,
+    Settings,
+    crc32_bits,
+    from_file,
+    wrong_shape,
+)
+from fairseq_dpq.forms.packing import (
+    code_bits,
     code_dtype,
     even_width,
     is_wide,
@@ -22,14 +31,19 @@ from fairseq_dpq.packing import (
     unpack_plan,
     unpack_rows,
 )
+from fairseq_dpq.forms.shrinking import drop_unused
+from fairseq_dpq.kmeans import ITERATIONS, kmeans
+from fairseq_dpq.sizes import MAX_K, division_problem
 
 # A value row of one of these sizes is copied as a single element, several times faster than as a
 # row of small floats. Each dtype is only ever moved, never computed with.
 _ELEMENT = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-_CRC_BITS = 32
 
 
-class CompactEmbedding(nn.Module):
+_ROWS = 1 << 15  # rows handled at once where a table is quantised
+
+
+class CompactEmbedding(Form):
     """Looks rows up as nn.Embedding does, from D codes a row and a small value matrix.
 
     `codes` hold one or two bytes a code for the fastest lookup, or, with `packed`, the bits alone;
@@ -40,7 +54,15 @@ class CompactEmbedding(nn.Module):
     turn codes into noise, stops at a boolean with an error.
     """
 
-    __jit_unused_properties__ = ("weight", "nbytes", "saved_nbytes")
+    kind = "product_codes"
+    mark = "codes"
+    packed_tensors = ("codes",)
+    as_stored: ClassVar[Settings] = {"packed": True}
+    options = (
+        FormOption("K", "--dpq-K", 32),
+        FormOption("D", "--dpq-D", 16),
+        FormOption("share_subspaces", "--dpq-share-subspaces", False),
+    )
 
     if TYPE_CHECKING:  # TorchScript cannot read annotations that are strings
         codes: Tensor
@@ -66,13 +88,7 @@ class CompactEmbedding(nn.Module):
         super().__init__()
         if D < 1 or embedding_dim % D:
             raise ValueError(f"D={D} does not divide embedding_dim={embedding_dim}")
-        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ValueError(
-                f"padding_idx={padding_idx}: must be within the {num_embeddings} rows of the table"
-            )
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
-        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self._set_size(num_embeddings, embedding_dim, padding_idx)
         self.D = D
         self.share_subspaces = share_subspaces
         self.packed = packed
@@ -142,11 +158,86 @@ class CompactEmbedding(nn.Module):
         return module
 
     @classmethod
+    @torch.no_grad()
+    def from_table(  # type: ignore[override]
+        cls,
+        table: Tensor,
+        padding_idx: int | None = None,
+        *,
+        seed: int = 0,
+        progress: Callable[[int], None] | None = None,
+        K: int = 32,
+        D: int = 16,
+        share_subspaces: bool = False,
+    ) -> CompactEmbedding:
+        """Product quantisation: k-means in each group, the nearest centroid of each part."""
+        n, d = table.shape
+        groups = 1 if share_subspaces else D
+        real = torch.ones(n, dtype=torch.bool, device=table.device)
+        if padding_idx is not None and n > 1:
+            real[padding_idx] = False
+        points = by_group(table.float()[real].view(-1, D, d // D), groups)
+        centroids = kmeans(points, K, seed=seed, progress=progress)
+        codes = torch.empty(n, D, dtype=code_dtype(K), device=table.device)
+        for start in range(0, n, _ROWS):
+            rows = table[start : start + _ROWS].float().view(-1, D, d // D)
+            part = evaluation_codes(rows, centroids, DISTANCES["euclidean"], None)
+            codes[start : start + _ROWS] = part.to(codes.dtype)
+        if padding_idx is not None:
+            codes[padding_idx] = 0
+        return cls.from_codes(codes, centroids, d, padding_idx, packed=True)
+
+    @classmethod
+    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
+        K, D = settings["K"], settings["D"]
+        if not 2 <= K <= MAX_K:
+            raise ValueError(f"{say('K', K)}: must be from 2 to {MAX_K}; try 32")
+        problem = division_problem(D, embedding_dim) if D >= 1 else "try 16"
+        if problem:
+            raise ValueError(
+                f"{say('D', D)} does not divide the embedding size {embedding_dim}; {problem}"
+            )
+
+    @classmethod
+    def work(cls, settings: Settings) -> int:
+        return ITERATIONS
+
+    @classmethod
     def from_file(cls, path: str | Path) -> CompactEmbedding:
         """From a file of fairseq-dpq-export, memory-mapped: rows are read when asked for."""
-        from fairseq_dpq import exported
+        return from_file(path, {cls.kind: cls})  # type: ignore[return-value]
 
-        return exported.read_embedding(path, cls)
+    @classmethod
+    def from_tensors(
+        cls,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None,
+        settings: Settings,
+        tensors: Mapping[str, Tensor],
+    ) -> CompactEmbedding:
+        sizes = [int(size) for size in tensors["sizes"]]
+        codes, values = tensors["codes"], tensors["values"]
+        # One row first: the codes of n rows stay where they are, in the file.
+        module = cls(
+            1,
+            embedding_dim,
+            None if padding_idx is None else 0,
+            K=max(sizes),
+            D=int(settings["D"]),
+            share_subspaces=bool(settings["share_subspaces"]),
+            sizes=sizes,
+            packed=True,
+            dtype=values.dtype,
+        )
+        if codes.shape != (num_embeddings, module.codes.shape[1]):
+            raise ValueError("its codes do not fit its config")
+        if len(values) != module.value_rows:
+            raise ValueError("its values do not fit its config")
+        module.values[: module.value_rows] = values
+        module.codes = codes
+        module._set_size(num_embeddings, embedding_dim, padding_idx)
+        return module.eval()
 
     def forward(self, indices: Tensor) -> Tensor:
         flat = indices.reshape(-1)
@@ -160,15 +251,6 @@ class CompactEmbedding(nn.Module):
         out = _take_rows(self.values, rows.reshape(-1))
         return out.view(indices.shape + (self.embedding_dim,))  # noqa: RUF005, TorchScript knows no *
 
-    @property
-    def weight(self) -> Tensor:
-        """The dense table, built anew at each call: for a tied output layer."""
-        return self.dense()
-
-    def dense(self) -> Tensor:
-        """The table (n, d) that these codes and values stand for."""
-        return self(torch.arange(self.num_embeddings, device=self.codes.device))
-
     def unpacked_codes(self) -> Tensor:
         """Codes (n, D) in one or two bytes each."""
         if not self.packed:
@@ -179,26 +261,54 @@ class CompactEmbedding(nn.Module):
         """Codes at ceil(log2 K) bits each, (n, bytes), as they are saved."""
         return self.codes if self.packed else pack_codes(self.codes, self.bits)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that this module holds in memory."""
-        return sum(b.numel() * b.element_size() for b in self.buffers())
+    def settings(self) -> Settings:
+        return {"K": max(self.sizes), "D": self.D, "share_subspaces": self.share_subspaces}
+
+    def formula_bits(self) -> int:
+        codes = self.num_embeddings * sum(self.bits)
+        return codes + 32 * self.value_rows * (self.embedding_dim // self.D)
+
+    def bits_per_symbol(self) -> int:
+        return sum(self.bits)
+
+    def describe(self) -> str:
+        shared = ", shared subspaces" if self.share_subspaces else ""
+        return f"K={max(self.sizes)}, D={self.D}{shared}"
+
+    def codes_in_use(self) -> dict[str, Tensor]:
+        return code_usage(self.unpacked_codes(), max(self.sizes), self.padding_idx)
+
+    def renumbered(self, K: int) -> bool:
+        """Whether unused codes were dropped, so that a code of its own does not stand for that of
+        the table with K codes in each group."""
+        return self.sizes != [K] * self.D
+
+    def shrunk(self) -> CompactEmbedding:
+        groups = 1 if self.share_subspaces else self.D
+        values = self.values[: self.value_rows].view(groups, max(self.sizes), -1)
+        codes, kept, sizes = drop_unused(self.unpacked_codes(), values, self.padding_idx)
+        size = self.embedding_dim, self.padding_idx
+        return self.from_codes(codes, kept, *size, sizes=sizes, packed=self.packed)
+
+    def export_tensors(self) -> dict[str, Tensor]:
+        codes = self.packed_codes().contiguous()
+        return {
+            "codes": codes,
+            "values": self.values[: self.value_rows].detach().contiguous(),
+            "codes_crc32": crc32_bits(codes),
+            "sizes": torch.tensor(self.sizes, dtype=torch.int32),
+        }
 
     @property
     def saved_nbytes(self) -> int:
-        """Bytes of the tensors of its state_dict."""
         uneven = 4 * self.D if len(set(self.sizes)) > 1 else 0
         values = self.value_rows * self.values.shape[1] * self.values.element_size()
-        return self.num_embeddings * row_bytes(self.bits) + values + uneven + _CRC_BITS
-
-    def compression_ratio(self) -> float:
-        """Bytes of the full float32 table over the bytes that are saved."""
-        return 4 * self.num_embeddings * self.embedding_dim / self.saved_nbytes
+        return self.num_embeddings * row_bytes(self.bits) + values + uneven + CRC_BITS
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         codes = self.packed_codes()
         destination[prefix + "codes"] = codes
-        destination[prefix + "codes_crc32"] = codes_crc32(codes)
+        destination[prefix + "codes_crc32"] = crc32_bits(codes)
         destination[prefix + "values"] = self.values[: self.value_rows]
         if len(set(self.sizes)) > 1:
             destination[prefix + "sizes"] = torch.tensor(self.sizes, dtype=torch.int32)
@@ -235,12 +345,9 @@ class CompactEmbedding(nn.Module):
             ("values", values, values_shape),
         ):
             if tuple(found.shape) != shape:
-                error_msgs.append(
-                    f"size mismatch for {prefix}{name}: the checkpoint has {tuple(found.shape)}, "
-                    f"this model needs {shape}"
-                )
+                error_msgs.append(wrong_shape(prefix + name, found, shape))
         stored = state_dict.get(prefix + "codes_crc32")
-        if stored is not None and stored.tolist() != codes_crc32(codes).tolist():
+        if stored is not None and stored.tolist() != crc32_bits(codes).tolist():
             error_msgs.append(
                 f"{prefix}codes do not match their checksum: the file is damaged, or compact "
                 "checkpoints were averaged; average the training checkpoints, then compact"
@@ -256,36 +363,6 @@ class CompactEmbedding(nn.Module):
             unexpected_keys += [
                 key for key in state_dict if key.startswith(prefix) and key not in known
             ]
-
-    def extra_repr(self) -> str:
-        text = f"{self.num_embeddings}, {self.embedding_dim}"
-        if self.padding_idx is not None:
-            text += f", padding_idx={self.padding_idx}"
-        K = max(self.sizes)
-        text += f", K={K}, D={self.D}"
-        if self.share_subspaces:
-            text += ", shared subspaces"
-        if self.packed:
-            text += ", packed"
-        return f"{text}, CR={self.compression_ratio():.1f}"
-
-
-def codes_crc32(packed: Tensor) -> Tensor:
-    """The CRC-32 of packed codes, as 32 booleans, lowest bit first."""
-    rows = packed.detach().cpu().contiguous()
-    crc = zlib.crc32(memory_of(rows))
-    return torch.tensor([crc >> bit & 1 for bit in range(_CRC_BITS)], dtype=torch.bool)
-
-
-def memory_of(tensor: Tensor) -> Any:
-    """The bytes of a tensor as a buffer, not copied: good only as long as the tensor is there.
-
-    Not by way of numpy, which a program that only wants the layer need not have.
-    """
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise ValueError("only a contiguous tensor in main memory can be read as bytes")
-    size = tensor.numel() * tensor.element_size()
-    return (ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else b""
 
 
 def _unpack(rows: Tensor, plan: Tensor, wide: bool, even: int, D: int) -> Tensor:

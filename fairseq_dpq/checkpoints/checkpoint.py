@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.loading import load_checkpoint
-from fairseq_dpq.compact import CompactEmbedding
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
-from fairseq_dpq.tables import Table, TablesRecord, read_record
+from fairseq_dpq.fairseq_plugin.configs import read_record
+from fairseq_dpq.forms import FORMS
+from fairseq_dpq.forms.base import Form
+from fairseq_dpq.record import Table, TablesRecord
 
 _ROWS = 1 << 16  # rows looked at together
 
@@ -56,7 +58,8 @@ class Checkpoint:
         try:
             record = read_record(self.model_cfg)
             for table in record.tables.values() if record else ():
-                table.config.validate(table.embedding_dim)
+                if table.options:
+                    table.config.validate(table.embedding_dim)
         except (DPQConfigError, TypeError) as error:
             raise CheckpointError(f"{self.path}: {error}") from error
         return record
@@ -86,11 +89,13 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     """A table in its training form, for evaluation, on the checkpoint's own memory."""
     c = table.config
     n, d = table.num_embeddings, table.embedding_dim
-    kept = {"ema_decay": 0.0, "kmeans_init": 0, "reseed_after": 0}  # state that only training needs
+    kept = {"kmeans_init": 0, "reseed_after": 0}  # state that only training needs
+    if c.ema_decay:
+        kept["ema_decay"] = 0
     # One row: a layer of n would draw n random rows first.
     layer = DPQEmbedding(1, d, **{**c.layer_options(), **kept})
     shapes = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
-    shapes["query"] = (n, c.D * c.resolved_key_dim(d))
+    shapes.update(layer.method.shapes(layer.config, n, d))
     for name, shape in shapes.items():
         if name == "norm_updates":
             continue
@@ -105,33 +110,22 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     return layer.eval()
 
 
-def compact_module(
-    checkpoint: Checkpoint, path: str, table: Table, packed: bool = True
-) -> CompactEmbedding:
-    """A table in its compact form, as it is stored."""
-    c = table.config
-    for name in ("codes", "values"):
-        _take(checkpoint, f"{path}.{name}", None)
-    values = checkpoint.weights[f"{path}.values"]
-    if checkpoint.weights[f"{path}.codes"].shape[0] != table.num_embeddings:
-        raise CheckpointError(f"{checkpoint.path}: {path}.codes do not fit the record of the table")
-    module = CompactEmbedding(
-        table.num_embeddings,
-        table.embedding_dim,
-        table.padding_idx,
-        K=c.K,
-        D=c.D,
-        share_subspaces=c.share_subspaces,
-        packed=packed,
-        dtype=values.dtype,
-    )
-    part = {
-        key[len(path) + 1 :]: checkpoint.weights[key] for key in keys_of(checkpoint.weights, [path])
-    }
+def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
+    """A table of a compact checkpoint, as it is stored."""
+    weights = checkpoint.weights
+    part = {key[len(path) + 1 :]: weights[key] for key in keys_of(weights, [path])}
+    cls = FORMS[table.form["kind"]]
+    stored = _take(checkpoint, f"{path}.{cls.mark}", None)
+    if stored.dim() != 2 or stored.shape[0] != table.num_embeddings:
+        raise CheckpointError(
+            f"{checkpoint.path}: {path}.{cls.mark} do not fit the record of the table"
+        )
+    dtype = next((t.dtype for t in part.values() if t.is_floating_point()), None)
     try:
+        module = table.empty_form(dtype=dtype, **cls.as_stored)
         module.load_state_dict(part)
-    except (RuntimeError, ValueError) as error:
-        text = str(error).splitlines()[-1].strip()
+    except (RuntimeError, ValueError, TypeError) as error:
+        text = (str(error).splitlines() or ["it cannot be loaded"])[-1].strip()
         raise CheckpointError(f"{checkpoint.path}: {path}: {text}") from error
     return module.eval()
 

@@ -14,8 +14,7 @@ from fairseq_dpq.config import DPQConfigError
 def register() -> None:
     """Patch, register, hook in; safe to call again."""
     with _same_logging():
-        from fairseq_dpq import compat
-        from fairseq_dpq.glue import options
+        from fairseq_dpq.fairseq_plugin import compat, options
 
         compat.apply()
         import fairseq_dpq.models

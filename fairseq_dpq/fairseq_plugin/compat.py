@@ -238,7 +238,9 @@ def cpu_workers() -> bool:
     def make(old: Callable) -> Callable:
         @functools.wraps(old)
         def call_main(cfg: Any, main: Callable, **kwargs: Any) -> Any:
-            from fairseq_dpq import workers  # here, because most commands do not come by
+            from fairseq_dpq.fairseq_plugin import (
+                workers,  # here, because most commands do not come by
+            )
 
             workers.prepare(cfg)
             if cfg.distributed_training.distributed_init_method is None:
@@ -436,7 +438,7 @@ def attach() -> None:
     from fairseq.tasks import FairseqTask
     from fairseq.trainer import Trainer
 
-    from fairseq_dpq.glue import hooks
+    from fairseq_dpq.fairseq_plugin import hooks
 
     # --help answers before a task's own options are added; of the functions that make up the
     # training parser after --user-dir is imported, this one serves no other command.

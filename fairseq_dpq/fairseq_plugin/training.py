@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_dpq.codes import code_usage
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.embedding import DPQEmbedding, code_usage
+from fairseq_dpq.embedding import DPQEmbedding
 
 logger = logging.getLogger("fairseq_dpq")
 
@@ -117,7 +118,7 @@ class CodeWatch:
     @torch.no_grad()
     def look(self, model: nn.Module, updates: int) -> None:
         """Work out code use, entropy and change, once for each validation."""
-        tables = named_tables(model)
+        tables = [(name, table) for name, table in named_tables(model) if table.has_codes]
         if not tables or updates == self.updates:
             return
         self.updates = updates
@@ -135,7 +136,7 @@ class CodeWatch:
                 logger.warning(
                     f"{name}: the codes collapse ({text}). Try --dpq-kmeans-init 1, "
                     "--dpq-reseed-after 1000"
-                    + (" or --dpq-rotation-trick" if table.config.method == "vq" else "")
+                    + "".join(f" or {hint}" for hint in table.method.collapse_hints)
                 )
         keys = [k for k in ("used", "entropy", "changed") if all(k in row for row in rows)]
         self.stats = {f"dpq_{k}": sum(row[k] for row in rows) / len(rows) for k in keys}

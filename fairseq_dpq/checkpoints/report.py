@@ -8,48 +8,55 @@ from typing import Any, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint, named, stored_bytes
 from fairseq_dpq.checkpoints.compaction import Compacted
-from fairseq_dpq.checkpoints.contents import Checkpoint, named, stored_bytes
-from fairseq_dpq.tables import Table, TablesRecord, get_option
+from fairseq_dpq.fairseq_plugin.configs import get_option
+from fairseq_dpq.forms.base import Form
+from fairseq_dpq.record import Table, TablesRecord
 
 _POSITIONS = re.compile(r"(embed_positions|position|segment)")
 _TOKENS = re.compile(r"(^|\.)(embed_tokens|embeddings\.\d+\.0)\.weight$")
 _OUTPUT = re.compile(r"(output_projection|fc_out|fc3|lm_head|embed_out)(\.weight|\.weight_v)$")
 
 
-def table_facts(path: str, table: Table, stored: int, used: Sequence[int], bits: int) -> dict:
-    """Sizes of one table: `stored` are the bytes of its compact form."""
-    c = table.config
+def table_facts(path: str, table: Table, form: Form, used: Tensor | None) -> dict[str, Any]:
+    """Sizes of one table; `form` is how it is, or would be, stored."""
     n, d = table.num_embeddings, table.embedding_dim
-    return {
+    bits = table.config.compact_bits(n, d) if table.options else form.formula_bits()
+    facts = {
         "path": path,
         "aliases": table.aliases,
         "tied_outputs": table.tied,
         "num_embeddings": n,
         "embedding_dim": d,
-        "method": c.method,
-        "K": c.K,
-        "D": c.D,
-        "share_subspaces": c.share_subspaces,
+        "form": form.kind,
+        "description": table.config.describe()
+        if table.options
+        else f"{form.kind} {form.describe()}",
+        **({"method": table.config.method} if table.options else {}),
+        **form.settings(),
         "full_bytes": 4 * n * d,
-        "formula_bytes": c.compact_bits(n, d) / 8,
-        "formula_cr": c.compression_ratio(n, d),
-        "compact_bytes": stored,
-        "measured_cr": 4 * n * d / stored,
-        "bits_per_symbol": bits,
-        "used_codes": {
-            "min": min(used),
-            "median": sorted(used)[len(used) // 2],
-            "max": max(used),
-        },
+        "formula_bytes": bits / 8,
+        "formula_cr": 32 * n * d / bits,
+        "compact_bytes": form.saved_nbytes,
+        "measured_cr": 4 * n * d / form.saved_nbytes,
+        "bits_per_symbol": form.bits_per_symbol(),
+        "used_codes": None,
     }
+    if table.options and "K" in facts:  # what it was trained with: unused codes may be gone
+        facts["K"] = table.config.K
+    if used is not None:
+        counts = sorted(used.tolist())
+        middle = counts[len(counts) // 2]
+        facts["used_codes"] = {"min": counts[0], "median": middle, "max": counts[-1]}
+    return facts
 
 
 def compacted_facts(done: Compacted) -> dict[str, Any]:
     """What became of one table."""
-    facts = table_facts(done.path, done.table, done.after, done.used.tolist(), done.bits)
+    facts = table_facts(done.path, done.table, done.form, done.used)
     facts["training_bytes"] = done.before
-    facts["stored_codes"] = done.sizes
+    facts["stored_codes"] = getattr(done.form, "sizes", None)
     return facts
 
 

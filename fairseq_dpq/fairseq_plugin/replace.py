@@ -12,11 +12,18 @@ from typing import Any
 
 from torch import nn
 
-from fairseq_dpq import starts
-from fairseq_dpq.config import DPQConfig, DPQConfigError, PluginConfig
-from fairseq_dpq.glue.layers import FairseqCompactEmbedding, FairseqDPQEmbedding, tie_output
-from fairseq_dpq.glue.options import say, say_for
-from fairseq_dpq.tables import Table, TablesRecord, get_option
+from fairseq_dpq.config import (
+    DPQConfig,
+    DPQConfigError,
+    PluginConfig,
+    flag,
+    say_flag,
+    say_flag_of,
+)
+from fairseq_dpq.fairseq_plugin.choosing import choose, decoder_only
+from fairseq_dpq.fairseq_plugin.configs import get_option
+from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding, form_class, tie_output
+from fairseq_dpq.record import Table, TablesRecord
 
 logger = logging.getLogger("fairseq_dpq")
 
@@ -36,7 +43,7 @@ class Found:
     @property
     def decoder(self) -> bool:
         """Whether it is a decoder's alone."""
-        return all(any(p.startswith("decoder") for p in path.split(".")) for path in self.paths)
+        return decoder_only(self.paths)
 
 
 def find_tables(model: nn.Module) -> list[Found]:
@@ -68,9 +75,9 @@ def replace_tables(model: nn.Module, cfg: Any, options: PluginConfig) -> TablesR
     for name in ("decoder_K", "decoder_D"):
         if getattr(options, name) and not any(found.decoder for found in chosen):
             raise DPQConfigError(
-                f"{say(name, getattr(options, name))} has no effect: no table that becomes DPQ is "
-                f"the decoder's alone (only {', '.join(found.path for found in chosen)}); add "
-                "--dpq-embeddings all where the decoder has a table of its own, or leave it out"
+                f"{say_flag(name, getattr(options, name))} has no effect: no table that becomes "
+                f"DPQ is the decoder's alone (only {', '.join(found.path for found in chosen)}); "
+                "add --dpq-embeddings all where the decoder has a table of its own, or leave it out"
             )
     record = TablesRecord({})
     for found in chosen:
@@ -79,7 +86,7 @@ def replace_tables(model: nn.Module, cfg: Any, options: PluginConfig) -> TablesR
         assert isinstance(old, nn.Embedding)
         config = options.table_config(found.decoder)
         config.validate(
-            old.embedding_dim, say_for(options, found.decoder), _dim_flag(found, old, cfg)
+            old.embedding_dim, say_flag_of(options, found.decoder), _dim_flag(found, old, cfg)
         )
         table = FairseqDPQEmbedding(
             old.num_embeddings,
@@ -92,7 +99,7 @@ def replace_tables(model: nn.Module, cfg: Any, options: PluginConfig) -> TablesR
         vectors = get_option(cfg, f"{'decoder' if found.decoder else 'encoder'}_embed_path")
         if vectors:
             logger.info(f"{found.path}: k-means of the vectors from {vectors}")
-            starts.start_from_table(table, old.weight.detach().float())
+            table.start_from_table(old.weight.detach().float())
         else:
             table.reset_parameters(like=old.weight)
         if not old.weight.requires_grad:
@@ -116,14 +123,14 @@ def restore_tables(model: nn.Module, record: TablesRecord) -> None:
         if any(other in done for other in found[path].paths):
             continue  # the model shares what the file, of a tool that could not know it, has twice
         done.add(path)
-        c = table.config
         size = (table.num_embeddings, table.embedding_dim, table.padding_idx)
         new: nn.Module
-        if record.form == "compact":
+        if record.stage == "compact":
             # float32, as fairseq builds models; values saved in less are widened when loaded
-            new = FairseqCompactEmbedding(*size, K=c.K, D=c.D, share_subspaces=c.share_subspaces)
+            settings = dict(table.form)
+            new = form_class(settings.pop("kind"))(*size, **settings)
         else:
-            new = FairseqDPQEmbedding(*size, **c.layer_options())
+            new = FairseqDPQEmbedding(*size, **table.config.layer_options())
         new.train(model.training)
         _put(model, found[path], new)
 
@@ -137,37 +144,13 @@ def _put(model: nn.Module, found: Found, table: nn.Module) -> None:
 
 
 def _choose(tables: list[Found], options: PluginConfig, model: nn.Module) -> list[Found]:
-    wanted = options.embeddings.strip()
-    encoders = [t for t in tables if not t.decoder]
-    decoders = [t for t in tables if t not in encoders]
     if not tables:
         raise DPQConfigError(
-            f"{say('K', options.K)}: {type(model).__name__} has no token embedding that DPQ could "
-            "replace (no module called embed_tokens); leave --dpq-K out for this model"
+            f"{say_flag('K', options.K)}: {type(model).__name__} has no token embedding that DPQ "
+            "could replace (no module called embed_tokens); leave --dpq-K out for this model"
         )
-    if wanted == "all":
-        return tables
-    if wanted == "input":
-        return encoders or decoders
-    if wanted == "decoder":
-        chosen = [t for t in tables if any("decoder" in path.split(".") for path in t.paths)]
-        if not chosen:
-            raise DPQConfigError(
-                f"{say('embeddings', wanted)}: this model has no decoder table; it has "
-                + ", ".join(t.path for t in tables)
-            )
-        return chosen
-    chosen = []
-    for path in (part.strip() for part in wanted.split(",")):
-        match = next((t for t in tables if path in t.paths), None)
-        if match is None:
-            raise DPQConfigError(
-                f"{say('embeddings', wanted)}: no token table at {path!r}; choose input, decoder, "
-                "all, or of " + ", ".join(p for t in tables for p in t.paths)
-            )
-        if match not in chosen:
-            chosen.append(match)
-    return chosen
+    paths = [found.paths for found in tables]
+    return [tables[i] for i in choose(paths, options.embeddings, flag("embeddings"))]
 
 
 def _refuse_what_cannot_be(found: Found) -> None:
@@ -216,9 +199,7 @@ def _report(tables: list[Found], record: TablesRecord) -> None:
             logger.info(f"{found.path}: left as it is (not chosen by --dpq-embeddings)")
             continue
         c = table.config
-        text = f"{table.num_embeddings} x {table.embedding_dim} -> DPQ {c.method} K={c.K} D={c.D}"
-        if c.share_subspaces:
-            text += ", shared subspaces"
+        text = f"{table.num_embeddings} x {table.embedding_dim} -> DPQ {c.describe()}"
         if table.aliases:
             text += f", also at {', '.join(table.aliases)}"
         if table.tied:

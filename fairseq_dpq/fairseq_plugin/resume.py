@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
-from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.glue.options import flag, say
-from fairseq_dpq.tables import Table, TablesRecord, get_option, read_record
+from fairseq_dpq.config import DPQConfig, DPQConfigError, flag, say_flag
+from fairseq_dpq.fairseq_plugin.configs import get_option, read_record
+from fairseq_dpq.record import Table, TablesRecord
 
 # What a table's tensors depend on; the rest may change when the optimiser is reset.
-_SHAPES = ("K", "D", "method", "share_subspaces", "key_dim", "normalize")
+_SHAPES = ("K", "D", "method", "share_subspaces", "key_dim", "normalize", "rank")
 
 
 def check_restore(model_cfg: Any, state: Any, filename: str, reset_optimizer: bool) -> None:
@@ -17,7 +18,7 @@ def check_restore(model_cfg: Any, state: Any, filename: str, reset_optimizer: bo
     saved_cfg = get_option(state.get("cfg"), "model") if state.get("cfg") else state.get("args")
     saved = read_record(saved_cfg)
     current = read_record(model_cfg)
-    if saved is not None and saved.form == "compact":
+    if saved is not None and saved.stage == "compact":
         source = f": {saved.source}" if saved.source else ""
         raise DPQConfigError(
             f"{filename} is a compact checkpoint: the queries and the optimiser state that "
@@ -59,7 +60,7 @@ def _same_tables(
                 differences.append(f"{path}: {_both(name, old, new)}")
                 shapes = shapes or name in _SHAPES
     if differences:
-        other = "start anew in another --save-dir"
+        other = "use another --save-dir"
         if not shapes:
             other += ", or take them on with --reset-optimizer"
         raise DPQConfigError(
@@ -76,5 +77,14 @@ def _both(name: str, old: Any, new: Any) -> str:
 
 
 def _flags(record: TablesRecord) -> str:
+    """The options of the first table as flags to paste: its size, and all that differ from the
+    defaults."""
     table: Table = next(iter(record.tables.values()))
-    return " ".join(say(name, table.options[name]) for name in ("K", "D", "method"))
+    config = table.config
+    size = [config.method_object.switch, *(["D"] if config.method_object.has_codes else [])]
+    shown = [*size, "method"]
+    for f in fields(DPQConfig):
+        value = getattr(config, f.name)
+        if f.name not in shown and not f.metadata.get("no_flag") and value != f.default:
+            shown.append(f.name)
+    return " ".join(say_flag(name, getattr(config, name)) for name in shown)

@@ -1,0 +1,46 @@
+"""The tensors that one table's codes come from, as methods and statistics get to see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fairseq_dpq.normalization import Stats
+
+
+@dataclass
+class Codebook:
+    """Queries, keys, values and running statistics of one table."""
+
+    query: Tensor  # (n, D * key size)
+    keys: Tensor  # (G, K, key size); the values themselves where a method has no keys
+    values: Tensor  # (G, K, d/D)
+    stats: Stats | None = None  # running, of the responses; None without normalisation
+
+    def float(self, copy: bool = False) -> tuple[Tensor, Tensor]:
+        """Keys and values in float32, as a forward pass takes them.
+
+        `copy` is for gradients that need them unchanged although an update may set them first.
+        """
+        keys, values = self.keys.float(), self.values.float()
+        return (keys.clone(), values.clone()) if copy else (keys, values)
+
+
+class Penalty(NamedTuple):
+    """The regulariser of one forward pass, as sums over its tokens and dimensions."""
+
+    total: Tensor  # with weights and gradient
+    error: Tensor  # squared quantisation error, for the log
+    numbers: int  # how many were summed
+
+
+class Step(NamedTuple):
+    """What a method makes of one batch in training."""
+
+    rows: Tensor  # (tokens, d)
+    query: Tensor | None = None  # (tokens, D, key size), without gradient
+    codes: Tensor | None = None  # (tokens, D)
+    stats: Stats | None = None  # of this batch's responses; None if it has too few to tell
+    penalty: Penalty | None = None

@@ -1,0 +1,51 @@
+"""Which token tables `--dpq-embeddings` means, for a model that is built and for a checkpoint.
+
+A table is given as the list of its module paths: a shared table has several. Does not import
+fairseq, so that the tools can use it without."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from fairseq_dpq.config import DPQConfigError
+
+Paths = Sequence[str]
+
+
+def in_decoder(path: str) -> bool:
+    """Whether a path lies in a decoder: `decoder.embed_tokens`, `decoders.de.embed_tokens`."""
+    return any(part.startswith("decoder") for part in path.split("."))
+
+
+def decoder_only(paths: Paths) -> bool:
+    """Whether a table belongs to decoders alone, and not to an encoder as well."""
+    return all(in_decoder(path) for path in paths)
+
+
+def choose(tables: Sequence[Paths], wanted: str, flag: str) -> list[int]:
+    """The numbers of the chosen tables; `flag` is how the user knows the option."""
+    wanted = wanted.strip()
+    everything = list(range(len(tables)))
+    if wanted == "all":
+        return everything
+    if wanted == "input":
+        return [i for i in everything if not decoder_only(tables[i])] or everything
+    if wanted == "decoder":
+        chosen = [i for i in everything if any(in_decoder(path) for path in tables[i])]
+        if not chosen:
+            raise DPQConfigError(
+                f"{flag} {wanted}: this model has no decoder table; it has "
+                + ", ".join(paths[0] for paths in tables)
+            )
+        return chosen
+    chosen = []
+    for path in (part.strip() for part in wanted.split(",")):
+        match = next((i for i in everything if path in tables[i]), None)
+        if match is None:
+            raise DPQConfigError(
+                f"{flag} {wanted}: no token table at {path!r}; choose input, decoder, all, or of "
+                + ", ".join(p for paths in tables for p in paths)
+            )
+        if match not in chosen:
+            chosen.append(match)
+    return chosen

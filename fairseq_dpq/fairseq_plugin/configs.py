@@ -1,0 +1,59 @@
+"""Reading and writing fairseq configs, whichever of their three forms they have: Namespace, dict or
+DictConfig. Does not import fairseq, so that the tools can use it without."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from fairseq_dpq.record import RECORD_KEY, TablesRecord
+
+
+def get_option(cfg: Any, key: str, default: Any = None) -> Any:
+    """A key of a fairseq config, whichever of its three forms it has."""
+    if cfg is None:
+        return default
+    if isinstance(cfg, Namespace):
+        return getattr(cfg, key, default)
+    return cfg[key] if key in cfg else default  # noqa: SIM401, DictConfig.get is not dict.get
+
+
+def set_options(cfg: Any, values: dict[str, Any]) -> None:
+    """Write keys into a fairseq config, also into one that is closed to unknown keys."""
+    if isinstance(cfg, Namespace):
+        for key, value in values.items():
+            setattr(cfg, key, value)
+    elif isinstance(cfg, dict):
+        cfg.update(values)
+    else:
+        from omegaconf import open_dict
+
+        with open_dict(cfg):
+            for key, value in values.items():
+                cfg[key] = value
+
+
+def delete_options(cfg: Any, keys: list[str]) -> None:
+    """Take keys out of a fairseq config, where they are present."""
+    for key in keys:
+        if isinstance(cfg, Namespace):
+            if hasattr(cfg, key):
+                delattr(cfg, key)
+        elif isinstance(cfg, dict):
+            cfg.pop(key, None)
+        elif key in cfg:
+            from omegaconf import open_dict
+
+            with open_dict(cfg):
+                del cfg[key]
+
+
+def read_record(cfg: Any) -> TablesRecord | None:
+    """The record in a model config, or None for a model without DPQ tables."""
+    text = get_option(cfg, RECORD_KEY)
+    return TablesRecord.from_json(text) if text else None
+
+
+def write_record(cfg: Any, record: TablesRecord) -> None:
+    """Put a record into a model config."""
+    set_options(cfg, {RECORD_KEY: record.to_json()})

@@ -1,0 +1,133 @@
+"""Low rank: a narrow table (n, r) and one matrix (r, d); a row is their product."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from fairseq_dpq.forms.base import Form, FormOption, Settings
+
+
+class LowRankEmbedding(Form):
+    """Looks rows up as nn.Embedding does; `left` (n, r) and `right` (r, d) are its tensors."""
+
+    kind = "low_rank"
+    mark = "left"
+    options = (FormOption("rank", "--dpq-rank", 32),)
+
+    if TYPE_CHECKING:  # TorchScript cannot read annotations that are strings
+        left: Tensor
+        right: Tensor
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        rank: int,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        if not 1 <= rank <= embedding_dim:
+            raise ValueError(f"rank={rank}: must be from 1 to embedding_dim={embedding_dim}")
+        self._set_size(num_embeddings, embedding_dim, padding_idx)
+        make: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.register_buffer("left", torch.zeros(num_embeddings, rank, **make))
+        self.register_buffer("right", torch.zeros(rank, embedding_dim, **make))
+
+    @classmethod
+    @torch.no_grad()
+    def from_factors(
+        cls, left: Tensor, right: Tensor, padding_idx: int | None = None
+    ) -> LowRankEmbedding:
+        """From the narrow table and the matrix, which are copied."""
+        size = left.shape[0], right.shape[1], padding_idx
+        module = cls(*size, rank=right.shape[0], dtype=left.dtype, device=left.device)
+        module.left.copy_(left)
+        module.right.copy_(right)
+        if module.padding_idx is not None:
+            module.left[module.padding_idx] = 0
+        return module
+
+    @classmethod
+    @torch.no_grad()
+    def from_table(  # type: ignore[override]
+        cls,
+        table: Tensor,
+        padding_idx: int | None = None,
+        *,
+        seed: int = 0,
+        progress: Callable[[int], None] | None = None,
+        rank: int = 32,
+    ) -> LowRankEmbedding:
+        """The best table of this rank, by singular values."""
+        table = table.float()
+        if padding_idx is not None:
+            table = table.clone()
+            table[padding_idx] = 0
+        left, right = factorize(table, rank)
+        if progress is not None:
+            progress(1)
+        return cls.from_factors(left, right, padding_idx)
+
+    @classmethod
+    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
+        if not 1 <= settings["rank"] <= embedding_dim:
+            text = say("rank", settings["rank"])
+            raise ValueError(f"{text}: must be from 1 to the embedding size {embedding_dim}")
+
+    @classmethod
+    def from_tensors(
+        cls,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None,
+        settings: Settings,
+        tensors: Mapping[str, Tensor],
+    ) -> LowRankEmbedding:
+        left, right = tensors["left"], tensors["right"]
+        rank = int(settings["rank"])
+        if left.shape != (num_embeddings, rank) or right.shape != (rank, embedding_dim):
+            raise ValueError("its tensors do not fit its config")
+        module = cls(1, embedding_dim, None, rank=rank, dtype=left.dtype)
+        module.left, module.right = left, right
+        module._set_size(num_embeddings, embedding_dim, padding_idx)
+        return module.eval()
+
+    def forward(self, indices: Tensor) -> Tensor:
+        rows = self.left.index_select(0, indices.reshape(-1))
+        out = rows.float() @ self.right.float()
+        return out.to(self.left.dtype).view(indices.shape + (self.embedding_dim,))  # noqa: RUF005
+
+    def settings(self) -> Settings:
+        return {"rank": self.right.shape[0]}
+
+    def formula_bits(self) -> int:
+        return 32 * (self.left.numel() + self.right.numel())
+
+    @property
+    def saved_nbytes(self) -> int:
+        return (self.left.numel() + self.right.numel()) * self.left.element_size()
+
+    def bits_per_symbol(self) -> int:
+        return 8 * self.left.element_size() * self.left.shape[1]
+
+    def describe(self) -> str:
+        return f"rank={self.right.shape[0]}"
+
+
+def factorize(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Factors (n, r) and (r, d) of the best approximation of a table (n, d) of this rank.
+
+    By the eigenvectors of the (d, d) Gram matrix: n may be in the millions.
+    """
+    gram = torch.zeros(table.shape[1], table.shape[1], dtype=torch.float64, device=table.device)
+    for rows in table.split(1 << 15):
+        gram += rows.double().t() @ rows.double()
+    right = torch.linalg.eigh(gram)[1].flip(1)[:, :rank].t().contiguous()  # (r, d), orthonormal
+    left = torch.cat([rows.double() @ right.t() for rows in table.split(1 << 15)])
+    return left.float(), right.float()

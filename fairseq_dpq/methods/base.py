@@ -1,0 +1,195 @@
+"""What a method of learning codes has to provide, and what those that compare queries with keys
+have in common. A method holds no tensors: it is given the table's codebook and options."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from fairseq_dpq import initialization
+from fairseq_dpq.codebook import Codebook, Step
+from fairseq_dpq.codes import best_codes, evaluation_codes
+from fairseq_dpq.distances import DISTANCES, Dot
+from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.normalization import batch_normalize, normalize
+from fairseq_dpq.statistics import FirstTokens, IdleCodes, ResponseStatistics, Shapes, Tracker
+
+Options = Any  # a DPQConfig; config.py imports the methods, so they cannot import it
+Need = Callable[[bool, str, str], None]  # (holds, option, what would be right)
+Say = Callable[[str, Any], str]  # (option, value) -> as the user knows it
+
+
+class Method:
+    """How a table's rows are learned."""
+
+    name: str
+    options: tuple[str, ...]  # the options that it takes
+    switch = "K"  # the option that must be given, and turns the plugin on
+    has_codes = True
+    regularized = False  # whether its loss has a term of its own
+    collapse_hints: tuple[str, ...] = ()  # flags of its own that help when codes collapse
+
+    def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
+        """Check its own options; `need` raises the error, `say` names an option in its text."""
+
+    def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
+        """Its parameters: `query` (rows, size) and `values`, then its own."""
+        raise NotImplementedError
+
+    def constants(self, c: Options) -> tuple[str, ...]:
+        """Parameters that no gradient moves."""
+        return ()
+
+    def trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
+        """What it follows during training."""
+        return []
+
+    def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+        """Embeddings of query rows (tokens, size) in training, with the method's gradient."""
+        raise NotImplementedError
+
+    def codes(self, rows: Tensor, book: Codebook, c: Options) -> Tensor:
+        """The codes (tokens, D) of query rows in evaluation."""
+        raise NotImplementedError
+
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
+        """Embeddings (tokens, d) of given codes, with the gradient where one is wanted."""
+        raise NotImplementedError
+
+    def start_from_table(
+        self,
+        book: Codebook,
+        c: Options,
+        table: Tensor,
+        real: Tensor,
+        seed: int,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        """Set the codebook so that its rows come near a trained table (n, d)."""
+        raise NotImplementedError
+
+    def bits(self, c: Options, num_embeddings: int, embedding_dim: int) -> int:
+        """Bits of the inference form by the paper's formula."""
+        raise NotImplementedError
+
+    def compact(
+        self,
+        book: Codebook,
+        c: Options,
+        codes: Tensor | None,
+        embedding_dim: int,
+        padding_idx: int | None,
+        dtype: torch.dtype | None,
+        packed: bool,
+    ) -> Any:
+        """The inference form."""
+        raise NotImplementedError
+
+    def describe(self, c: Options) -> str:
+        """The options that set its size, for logs and tables."""
+        raise NotImplementedError
+
+    def extra_repr(self, c: Options) -> str:
+        """The same as keywords, for the layer's repr."""
+        raise NotImplementedError
+
+
+class KeyedMethod(Method):
+    """Codes are the keys nearest to a query in each group: SX and VQ."""
+
+    options: tuple[str, ...] = (
+        "K",
+        "D",
+        "distance",
+        "share_subspaces",
+        "key_dim",
+        "normalize",
+        "kmeans_init",
+        "reseed_after",
+    )
+    default_distance: str
+
+    def distance(self, c: Options) -> Dot:
+        """The distance in force."""
+        return DISTANCES[c.distance or self.default_distance]
+
+    def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
+        groups = 1 if c.share_subspaces else c.D
+        size = embedding_dim // c.D
+        return {
+            "query": (num_embeddings, c.D * (c.key_dim or size)),
+            "values": (groups, c.K, size),
+        }
+
+    def trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
+        groups, K, _ = shapes["values"]
+        out: list[Tracker] = []
+        if c.normalize:
+            out.append(ResponseStatistics(groups, K))
+        out += self._own_trackers(c, shapes)
+        if c.kmeans_init:
+            out.append(FirstTokens(shapes["query"][0], c.kmeans_init, c.D))
+        if c.reseed_after:
+            out.append(IdleCodes(groups, K, c.reseed_after, self.reseed))
+        return out
+
+    def _own_trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
+        return []
+
+    def reseed(self, book: Codebook, dead: Tensor, query: Tensor, codes: Tensor) -> None:
+        """Put dead codes (G, K) on queries (rows, D, key size) of tokens that were just seen."""
+        raise NotImplementedError
+
+    def by_group(self, rows: Tensor, c: Options) -> Tensor:
+        """Query rows in float32: (tokens, D, key size)."""
+        return rows.float().view(rows.shape[0], c.D, rows.shape[1] // c.D)
+
+    def _assign(self, q: Tensor, keys: Tensor, book: Codebook, c: Options) -> tuple:
+        """Responses (tokens, D, K), normalised; codes; this batch's statistics."""
+        resp = self.distance(c).response(q, keys)
+        batch = None
+        if book.stats is not None:
+            if resp.shape[0] * (resp.shape[1] if c.share_subspaces else 1) > 1:
+                resp, batch = batch_normalize(resp, c.share_subspaces)
+            else:  # one value has no spread to normalise by
+                resp = normalize(resp, book.stats)
+        return resp, best_codes(resp.detach()), batch
+
+    def codes(self, rows: Tensor, book: Codebook, c: Options) -> Tensor:
+        q = self.by_group(rows.detach(), c)
+        return evaluation_codes(q, book.keys.detach(), self.distance(c), book.stats)
+
+    def _vocabulary_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
+        initialization.vocabulary_statistics(book, c.D, self.distance(c), real)
+
+    def _table_codes(self, book: Codebook, c: Options) -> Tensor:
+        return initialization.table_codes(book, c.D, self.distance(c))
+
+    def bits(self, c: Options, num_embeddings: int, embedding_dim: int) -> int:
+        rows = c.K if c.share_subspaces else c.K * c.D
+        codes = num_embeddings * c.D * (c.K - 1).bit_length()
+        return codes + 32 * rows * (embedding_dim // c.D)
+
+    def compact(
+        self,
+        book: Codebook,
+        c: Options,
+        codes: Tensor | None,
+        embedding_dim: int,
+        padding_idx: int | None,
+        dtype: torch.dtype | None,
+        packed: bool,
+    ) -> CompactEmbedding:
+        assert codes is not None
+        values = book.values.detach().to(dtype or book.values.dtype, copy=True)
+        return CompactEmbedding.from_codes(codes, values, embedding_dim, padding_idx, packed=packed)
+
+    def describe(self, c: Options) -> str:
+        shared = " shared" if c.share_subspaces else ""
+        return f"{self.name} K={c.K} D={c.D}{shared}"
+
+    def extra_repr(self, c: Options) -> str:
+        shared = ", shared subspaces" if c.share_subspaces else ""
+        return f"K={c.K}, D={c.D}, method={self.name}{shared}"

@@ -1,0 +1,211 @@
+"""DPQ-SX: the hard value row forward, the gradient of a softmax over the keys backward."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fairseq_dpq import initialization
+from fairseq_dpq.codebook import Codebook, Step
+from fairseq_dpq.codes import by_group, chunks, look_up, sum_by_code, value_rows
+from fairseq_dpq.distances import Dot
+from fairseq_dpq.kmeans import means
+from fairseq_dpq.methods.base import KeyedMethod, Need, Options, Say
+from fairseq_dpq.normalization import Stats
+from fairseq_dpq.statistics import Shapes
+
+
+class SX(KeyedMethod):
+    """Softmax-based: separate keys and values; any distance, any key size."""
+
+    name = "sx"
+    options = (*KeyedMethod.options, "tau")
+    default_distance = "dot"
+
+    def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
+        need(c.tau > 0, "tau", "must be above 0; try 1.0")
+
+    def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
+        shapes = super().shapes(c, num_embeddings, embedding_dim)
+        groups, K, size = shapes["values"]
+        return {**shapes, "keys": (groups, K, c.key_dim or size)}
+
+    def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+        q = self.by_group(rows, c)
+        keys, values = book.float(copy=bool(c.kmeans_init or c.reseed_after))
+        resp, codes, batch = self._assign(q, keys, book, c)
+        out = exchange(resp, values, codes, c.tau)
+        return Step(out.flatten(1), q.detach(), codes, batch)
+
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
+        keys, values = book.float(copy=bool(c.kmeans_init or c.reseed_after))
+        if torch.is_grad_enabled():
+            q = self.by_group(rows, c)
+            out = exchange_many(q, keys, values, codes, book.stats, self.distance(c), c.tau)
+        else:
+            out = look_up(values, codes)
+        return out.flatten(1)
+
+    def reseed(self, book: Codebook, dead: Tensor, query: Tensor, codes: Tensor) -> None:
+        group, code, row, source = initialization.reseed_keys(book, dead, query)
+        # The value of the token's present code: its embedding does not jump when it changes.
+        book.values[group, code] = book.values[group, codes[row, source]]
+
+    def start_from_table(
+        self,
+        book: Codebook,
+        c: Options,
+        table: Tensor,
+        real: Tensor,
+        seed: int,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        groups, K, size = book.values.shape
+        found = initialization.cluster_table(table, groups, K, c.D, real, seed, progress)
+        book.values.copy_(found.centroids)
+        same_space = self.distance(c).name == "euclidean" and c.key_dim in (None, size)
+        if same_space and (not c.normalize or size == 1):
+            book.query.copy_(table)
+            book.keys.copy_(found.centroids)
+        else:  # a query may be anything that gives the right code
+            book.keys.copy_(_spread_keys(book.keys, found.centroids, found.mass, c.normalize, seed))
+            initialization.pull_queries(book, book.keys, found.codes, 1.0)
+        self._vocabulary_statistics(book, c, real)
+        # The best values for the codes that the table really gets.
+        codes = initialization.grouped_codes(self._table_codes(book, c), groups, found.rows)
+        best, mass = means(found.points, codes, K)
+        book.values.copy_(torch.where((mass > 0).unsqueeze(-1), best, found.centroids))
+
+
+def _spread_keys(
+    like: Tensor, centroids: Tensor, mass: Tensor, normalized: bool, seed: int
+) -> Tensor:
+    """Unit keys, each nearest to itself by any distance, also when normalised.
+
+    Normalised responses are <q - mean, k> over the deviation of <q, k>. The queries are the keys,
+    in the numbers `mass` (G, K). Where they have mean 0 and equal variance in all directions,
+    that is the cosine, which no key but k itself maximises.
+    """
+    G, K, size = like.shape
+    if size == centroids.shape[-1]:
+        keys = centroids - centroids.mean(1, keepdim=True)
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        keys = torch.randn(G, K, size, generator=generator).to(like.device)
+    keys = F.normalize(keys, dim=-1)
+    if not normalized or size == 1:  # on a line there are two directions only
+        return keys
+    share = (mass / mass.sum(1, keepdim=True).clamp_min(1)).unsqueeze(-1)
+    for _ in range(20):
+        keys = keys - (share * keys).sum(1, keepdim=True)
+        spread, axes = torch.linalg.eigh((share * keys).transpose(1, 2) @ keys)  # (G, size)
+        scale = 1 / (spread + 1e-2 * spread.amax(1, keepdim=True)).clamp_min(1e-12).sqrt()
+        keys = F.normalize((keys @ axes * scale.unsqueeze(1)) @ axes.transpose(1, 2), dim=-1)
+    return keys
+
+
+# Gradients ----------------------------------------------------------------------------------------
+
+
+def exchange(resp: Tensor, values: Tensor, codes: Tensor, tau: float) -> Tensor:
+    """The value rows of given codes (tokens, D, d/D), with the softmax's gradient."""
+    rows = _SoftmaxExchange.apply(resp, values, codes, tau)
+    return rows.view(codes.shape[0], codes.shape[1], values.shape[-1])
+
+
+def exchange_many(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    codes: Tensor,
+    stats: Stats | None,
+    distance: Dot,
+    tau: float,
+) -> Tensor:
+    """`exchange` of as many rows as a vocabulary has, by given statistics, in little memory."""
+    return _Recomputed.apply(query, keys, values, codes, stats, distance, tau)
+
+
+class _SoftmaxExchange(torch.autograd.Function):
+    """h_j = w V_j with w = p - stopgrad(p - onehot(code)): dL/dV sees the one-hot w, dL/dw flows
+    into the softmax p as if w were p."""
+
+    @staticmethod
+    def forward(ctx: Any, resp: Tensor, values: Tensor, codes: Tensor, tau: float) -> Tensor:
+        ctx.tau = tau
+        ctx.save_for_backward(resp, values, codes)
+        # Flat, not a view: models may add to their embeddings in place, which autograd forbids
+        # for a view that a Function returns.
+        G, K, size = values.shape
+        return values.reshape(G * K, size).index_select(0, value_rows(codes, G, K))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        resp, values, codes = ctx.saved_tensors
+        grad = grad.reshape(codes.shape[0], codes.shape[1], values.shape[-1])
+        grad_resp = grad_values = None
+        if ctx.needs_input_grad[0]:
+            if values.shape[0] == 1:
+                grad_w = torch.matmul(grad, values[0].t())
+            else:
+                grad_w = torch.bmm(grad.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
+            p = torch.softmax(resp if ctx.tau == 1 else resp / ctx.tau, -1)
+            grad_resp = torch._softmax_backward_data(grad_w, p, -1, p.dtype)
+            if ctx.tau != 1:
+                grad_resp = grad_resp / ctx.tau
+        if ctx.needs_input_grad[1]:
+            grad_values = sum_by_code(grad, codes, values.shape[0], values.shape[1])
+        return grad_resp, grad_values, None, None
+
+
+class _Recomputed(torch.autograd.Function):
+    """Many rows whose codes are known: the value rows forward, without any response. Backward,
+    the responses are worked out for a chunk of rows at a time instead of held."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        codes: Tensor,
+        stats: Stats | None,
+        distance: Dot,
+        tau: float,
+    ) -> Tensor:
+        ctx.save_for_backward(query, keys, values, codes, *(stats or ()))
+        ctx.distance, ctx.tau = distance, tau
+        return look_up(values, codes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, keys, values, codes, *saved = ctx.saved_tensors
+        stats = Stats(*saved) if saved else None
+        keys = keys.detach().requires_grad_()
+        G, K, _ = keys.shape
+        grad_keys = torch.zeros_like(keys)
+        rows = []
+        for part in chunks(query, K):
+            shape = query[part].shape
+            with torch.enable_grad():
+                own = by_group(query[part].detach(), G).requires_grad_()
+                score = ctx.distance.scores(own, keys)
+            scale = 1 / ctx.tau
+            resp = score.detach()
+            if stats is not None:
+                scale = scale * stats.scale().unsqueeze(-1)
+                resp = resp - stats.mean.unsqueeze(-1)
+            p = torch.softmax(resp * scale, 1)
+            grad_w = torch.bmm(values, by_group(grad[part], G).transpose(1, 2))
+            grad_score = torch._softmax_backward_data(grad_w, p, 1, p.dtype) * scale
+            row, grad_k = torch.autograd.grad(score, (own, keys), grad_score)
+            rows.append(row.view(shape) if G == 1 else row.transpose(0, 1))
+            grad_keys += grad_k
+        grad_values = sum_by_code(grad, codes, values.shape[0], values.shape[1])
+        return torch.cat(rows), grad_keys, grad_values, None, None, None, None

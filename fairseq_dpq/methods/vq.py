@@ -1,0 +1,202 @@
+"""DPQ-VQ: the nearest centroid forward, the gradient straight through to the query backward."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fairseq_dpq import initialization
+from fairseq_dpq.codebook import Codebook, Penalty, Step
+from fairseq_dpq.codes import look_up
+from fairseq_dpq.initialization import Clusters
+from fairseq_dpq.kmeans import means
+from fairseq_dpq.methods.base import KeyedMethod, Need, Options, Say
+from fairseq_dpq.statistics import CentroidAverage, Shapes, Tracker
+
+_TINY = 1e-12
+
+
+class VQ(KeyedMethod):
+    """Centroid-based: the keys are the values, moved by a regulariser or by an average."""
+
+    name = "vq"
+    options = (*KeyedMethod.options, "reg_weight", "commitment", "ema_decay", "rotation_trick")
+    default_distance = "euclidean"
+    regularized = True
+    collapse_hints = ("--dpq-rotation-trick",)
+
+    def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
+        need(
+            c.distance in (None, "euclidean"),
+            "distance",
+            "vq compares by euclidean distance only; leave it out, or use " + say("method", "sx"),
+        )
+        need(c.reg_weight >= 0, "reg_weight", "must not be negative; try 1.0")
+        need(c.commitment >= 0, "commitment", "must not be negative; try 0.25")
+        need(0 <= c.ema_decay < 1, "ema_decay", "must be in [0, 1); try 0.99, or 0 for off")
+        if embedding_dim is not None:
+            size = embedding_dim // c.D
+            need(
+                c.key_dim in (None, size),
+                "key_dim",
+                f"the keys of vq are its values, of size {size} (embedding size / D); leave it "
+                "out, or use " + say("method", "sx"),
+            )
+
+    def constants(self, c: Options) -> tuple[str, ...]:
+        return ("values",) if c.ema_decay else ()
+
+    def _own_trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
+        groups, K, size = shapes["values"]
+        return [CentroidAverage(groups, K, size, c.ema_decay)] if c.ema_decay else []
+
+    def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+        q = self.by_group(rows, c)
+        keys, values = book.float()
+        with torch.no_grad():
+            _, codes, batch = self._assign(q, keys, book, c)
+        centroid = look_up(values, codes)
+        penalty = None
+        if torch.is_grad_enabled() and q.shape[0]:
+            penalty = self._penalty(q, centroid, c)
+        out = straight_through(q, centroid, values, c.rotation_trick)
+        return Step(out.flatten(1), q.detach(), codes, batch, penalty)
+
+    def _penalty(self, q: Tensor, centroid: Tensor, c: Options) -> Penalty:
+        total = q.new_zeros(())
+        error = (centroid - q.detach()).pow(2).sum()
+        if not c.ema_decay:  # with weight 0 too: DDP wants a gradient of each parameter
+            total = total + c.reg_weight * error
+        if c.commitment:
+            total = total + c.commitment * (centroid.detach() - q).pow(2).sum()
+        return Penalty(total, error.detach(), q.numel())
+
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
+        _, values = book.float()
+        out = look_up(values, codes)
+        if torch.is_grad_enabled():
+            out = straight_through(self.by_group(rows, c), out, values, c.rotation_trick)
+        return out.flatten(1)
+
+    def reseed(self, book: Codebook, dead: Tensor, query: Tensor, codes: Tensor) -> None:
+        initialization.reseed_keys(book, dead, query)
+
+    def start_from_table(
+        self,
+        book: Codebook,
+        c: Options,
+        table: Tensor,
+        real: Tensor,
+        seed: int,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        groups, K, _ = book.values.shape
+        found = initialization.cluster_table(table, groups, K, c.D, real, seed, progress)
+        book.values.copy_(found.centroids)
+        book.query.copy_(table)
+        self._vocabulary_statistics(book, c, real)
+        if c.normalize:
+            self._settle(book, c, found, real)
+
+    def _settle(self, book: Codebook, c: Options, found: Clusters, real: Tensor) -> None:
+        """Make normalised distances give the codes that k-means gave, as nearly as they can.
+
+        Normalised distances prefer other centroids than the nearest. First the queries that got
+        another code are drawn to their centroids, then all. Where that is not enough, as with
+        groups of one or two dimensions, centroids become the means of what they do get, while
+        that helps.
+        """
+        groups, K, _ = book.values.shape
+        table = book.query.detach().clone()
+        best = (float("inf"), table, book.values.detach().clone())
+
+        def codes_now() -> Tensor:
+            return initialization.grouped_codes(self._table_codes(book, c), groups, found.rows)
+
+        def take_if_better() -> None:
+            nonlocal best
+            self._vocabulary_statistics(book, c, real)
+            triples = zip(found.points, book.values.float(), codes_now())
+            error = sum(float((p - v[k]).pow(2).sum()) for p, v, k in triples)
+            if error < best[0]:
+                best = (error, book.query.detach().clone(), book.values.detach().clone())
+
+        take_if_better()
+        for share, all_rows in (
+            (0.5, False),
+            (0.5, False),
+            (0.5, False),
+            (1.0, False),
+            (1.0, True),
+        ):
+            got = self._table_codes(book, c)
+            if torch.equal(got[real], found.codes[real]):
+                return
+            wanted = found.codes if all_rows else found.codes.masked_fill(got == found.codes, -1)
+            initialization.pull_queries(book, book.values, wanted, share)
+            take_if_better()
+        book.query.copy_(table)
+        self._vocabulary_statistics(book, c, real)
+        for _ in range(10):
+            mean, mass = means(found.points, codes_now(), K)
+            book.values.copy_(torch.where((mass > 0).unsqueeze(-1), mean, book.values.float()))
+            take_if_better()
+        book.query.copy_(best[1])
+        book.values.copy_(best[2])
+        self._vocabulary_statistics(book, c, real)
+
+
+# Gradients ----------------------------------------------------------------------------------------
+
+
+def straight_through(query: Tensor, centroid: Tensor, values: Tensor, rotation: bool) -> Tensor:
+    """The centroids, rows of the values, with a gradient for the queries."""
+    function = _Rotation if rotation else _StraightThrough
+    return function.apply(query, centroid.detach(), values)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The centroid forward, the gradient straight to the query: q - stopgrad(q - V[code]).
+
+    The values are an input without a gradient, so that a search of the graph for parameters in
+    use (DDP's find_unused_parameters) finds them: the regulariser's gradient does reach them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, centroid: Tensor, values: Tensor) -> Tensor:
+        return centroid.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None
+
+
+class _Rotation(torch.autograd.Function):
+    """The rotation trick (Fifty et al., 2024): the centroid e forward; backward, the gradient
+    goes through the fixed linear map that rotates and scales the query q onto e.
+
+    With unit vectors q', e' and r = (q' + e') / |q' + e'|, that map is
+    R = |e|/|q| (I - 2 r r^T + 2 e' q'^T), and dL/dq = R^T dL/dh. The values are as above.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, centroid: Tensor, values: Tensor) -> Tensor:
+        ctx.save_for_backward(query, centroid)
+        return centroid.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        query, centroid = ctx.saved_tensors
+        q_norm = query.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+        e_norm = centroid.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+        q, e = query / q_norm, centroid / e_norm
+        r = q + e
+        r = r / r.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+        turned = grad - 2 * r * (r * grad).sum(-1, keepdim=True)
+        turned = turned + 2 * q * (e * grad).sum(-1, keepdim=True)
+        return turned * (e_norm / q_norm), None, None

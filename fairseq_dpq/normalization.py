@@ -1,0 +1,63 @@
+"""Distance normalisation: batch norm of the responses, without an affine part."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fairseq_dpq.distances import exact_sqrt
+
+EPS = 1e-3  # added to the variance of the responses
+
+
+class Stats(NamedTuple):
+    """Mean and variance of the responses: (D, K), or (1, K) when subspaces are shared."""
+
+    mean: Tensor
+    var: Tensor
+
+    def scale(self) -> Tensor:
+        """What centred responses are multiplied by."""
+        return 1 / exact_sqrt(self.var + EPS)
+
+    def clone(self) -> Stats:
+        """A copy that does not follow the running statistics."""
+        return Stats(self.mean.clone(), self.var.clone())
+
+
+def normalize(resp: Tensor, stats: Stats | None) -> Tensor:
+    """Normalise responses by given statistics, as evaluation does."""
+    if stats is None:
+        return resp
+    return (resp - stats.mean) * stats.scale()
+
+
+def batch_normalize(resp: Tensor, shared: bool) -> tuple[Tensor, Stats]:
+    """Normalise responses by this batch's own statistics, per k or per (j, k)."""
+    tokens, D, K = resp.shape
+    flat = resp.reshape(tokens * D, K) if shared else resp.reshape(tokens, D * K)
+    out, mean, invstd = _BatchNorm.apply(flat)
+    var = (invstd.pow(-2) - EPS).clamp_min(0)
+    return out.view(tokens, D, K), Stats(mean.view(-1, K), var.view(-1, K))
+
+
+class _BatchNorm(torch.autograd.Function):
+    """Batch norm of each column that keeps its output for the gradient, not its input: SX keeps
+    the very same tensor, so that one (tokens, D, K) tensor is held instead of two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        out, mean, invstd = torch.native_batch_norm(x, None, None, None, None, True, 0.0, EPS)
+        ctx.save_for_backward(out, invstd)
+        ctx.mark_non_differentiable(mean, invstd)
+        return out, mean, invstd
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
+        out, invstd = ctx.saved_tensors
+        spread = (grad * out).mean(0)
+        return (grad - grad.mean(0)).addcmul_(out, spread, value=-1).mul_(invstd)

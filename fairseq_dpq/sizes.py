@@ -1,0 +1,25 @@
+"""Which K and D are possible, and what to try instead."""
+
+from __future__ import annotations
+
+import math
+
+MAX_K = 1 << 15  # a code is held in at most two bytes, as int16
+_SEARCHED = 1 << 32  # sizes up to here are searched for all their divisors
+
+
+def division_problem(D: int, dim: int) -> str:
+    """What to try if D does not divide an embedding size; empty if it does."""
+    if dim >= 1 and dim % D == 0:
+        return ""
+    return "try " + (" or ".join(map(str, near_divisors(dim, D))) or "a positive size")
+
+
+def near_divisors(number: int, wanted: int) -> list[int]:
+    """The two divisors of a number that are nearest to `wanted` by ratio."""
+    if number < 1:
+        return []
+    small = [x for x in range(1, math.isqrt(min(number, _SEARCHED)) + 1) if number % x == 0]
+    divisors = {*small, *(number // x for x in small)}
+    near = sorted(divisors, key=lambda x: (abs(math.log(x / wanted)), x))
+    return sorted(near[:2])

@@ -1,0 +1,293 @@
+"""What a table follows during training: response statistics, EMA centroids, idle codes, the first
+tokens. Each tracker collects sums over the micro-batches of one update; the sums of all workers
+are added up before they are applied, so that every worker holds the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fairseq_dpq import initialization
+from fairseq_dpq.codebook import Codebook, Step
+from fairseq_dpq.codes import sum_by_code
+from fairseq_dpq.normalization import Stats
+
+_RATE = 0.01  # of a new batch in the running statistics, once 100 batches have been averaged
+_SAMPLE = 1024  # queries kept as seeds for codes that nobody uses
+
+Buffers = Mapping[str, Tensor]
+Shapes = Dict[str, Tuple[int, ...]]
+Options = Any  # a DPQConfig, which imports the methods that have these trackers
+
+
+class Tracker:
+    """Sums of one kind, and the buffers that they are applied to."""
+
+    sets_parameters = False  # whether `apply` may set keys or values
+
+    def buffers(self) -> Shapes:
+        """Shapes of the buffers by name."""
+        raise NotImplementedError
+
+    def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
+        """Initial values; `started` if a trained table has just set codebook and statistics."""
+        for name in self.buffers():
+            state[name].zero_()
+
+    def clear(self) -> None:
+        """Forget what was collected."""
+        raise NotImplementedError
+
+    def collect(self, step: Step, tokens: Tensor, state: Buffers) -> None:
+        """Take in one micro-batch."""
+        raise NotImplementedError
+
+    def sums(self, state: Buffers, book: Codebook) -> list[Tensor]:
+        """What is added up over the workers: the same shapes on each, also without a batch."""
+        raise NotImplementedError
+
+    def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> Tensor | None:
+        """Move the buffers; the codes (G, K), bool, whose key or value was set, if any."""
+        raise NotImplementedError
+
+    def codes_were_set(self, state: Buffers, book: Codebook, codes: Tensor) -> None:
+        """Another tracker, or a start, set the keys or values of these codes (G, K)."""
+
+
+class ResponseStatistics(Tracker):
+    """Running mean and variance of the responses, by which evaluation normalises them."""
+
+    def __init__(self, groups: int, K: int) -> None:
+        self.shape = (groups, K)
+        self.clear()
+
+    def buffers(self) -> Shapes:
+        return {"norm_mean": self.shape, "norm_var": self.shape, "norm_updates": ()}
+
+    def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
+        if started:  # with the statistics of the whole vocabulary
+            state["norm_updates"].fill_(1)
+            return
+        super().reset(state, book)
+        state["norm_var"].fill_(1)
+
+    def clear(self) -> None:
+        self.count = 0
+        self.total: Tensor | None = None
+        self.square: Tensor | None = None
+
+    def collect(self, step: Step, tokens: Tensor, state: Buffers) -> None:
+        if step.stats is None:
+            return
+        count = tokens.numel()
+        mean, var = step.stats.mean.double(), step.stats.var.double()
+        self.count += count
+        self.total = _plus(self.total, mean * count)
+        self.square = _plus(self.square, (var + mean * mean) * count)
+
+    def sums(self, state: Buffers, book: Codebook) -> list[Tensor]:
+        zeros = _zeros(book, *self.shape)
+        total = zeros if self.total is None else self.total
+        square = zeros if self.square is None else self.square
+        return [zeros.new_full((1,), self.count), total, square]
+
+    def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> None:
+        count, total, square = sums
+        some = count > 0
+        mean = total / count.clamp_min(1)
+        var = (square / count.clamp_min(1) - mean * mean).clamp_min(0)
+        updates = state["norm_updates"]
+        updates += some.float().view(())
+        # A plain average at first, so that the initial 0 and 1 leave no trace.
+        step = (1 / updates.clamp_min(1).double()).clamp_min(_RATE) * some
+        state["norm_mean"].add_((step * (mean - state["norm_mean"])).float())
+        state["norm_var"].add_((step * (var - state["norm_var"])).float())
+
+    def codes_were_set(self, state: Buffers, book: Codebook, codes: Tensor) -> None:
+        if bool(codes.all()):
+            state["norm_updates"].zero_()
+
+    @staticmethod
+    def running(state: Buffers) -> Stats | None:
+        """The running statistics in a layer's buffers; None without normalisation."""
+        return Stats(state["norm_mean"], state["norm_var"]) if "norm_mean" in state else None
+
+
+class CentroidAverage(Tracker):
+    """VQ centroids as the moving average of the queries that they stand for."""
+
+    def __init__(self, groups: int, K: int, size: int, decay: float) -> None:
+        self.shape, self.decay = (groups, K, size), decay
+        self.clear()
+
+    def buffers(self) -> Shapes:
+        return {"ema_count": self.shape[:2], "ema_sum": self.shape}
+
+    def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
+        state["ema_count"].fill_(1)
+        state["ema_sum"].copy_(book.values)
+
+    def clear(self) -> None:
+        self.used: Tensor | None = None  # (G, K) tokens of each code
+        self.total: Tensor | None = None  # (G, K, size) their queries
+
+    def collect(self, step: Step, tokens: Tensor, state: Buffers) -> None:
+        assert step.query is not None and step.codes is not None
+        G, K, _ = self.shape
+        self.used = _plus(self.used, _count(step.codes, G, K))
+        self.total = _plus(self.total, sum_by_code(step.query, step.codes, G, K).double())
+
+    def sums(self, state: Buffers, book: Codebook) -> list[Tensor]:
+        used = _zeros(book, *self.shape[:2]) if self.used is None else self.used
+        return [used, _zeros(book, *self.shape) if self.total is None else self.total]
+
+    def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> None:
+        used, total = (part.float() for part in sums)
+        state["ema_count"].mul_(self.decay).add_(used, alpha=1 - self.decay)
+        state["ema_sum"].mul_(self.decay).add_(total, alpha=1 - self.decay)
+        moved = state["ema_sum"] / state["ema_count"].clamp_min(1e-12).unsqueeze(-1)
+        hit = (used > 0).unsqueeze(-1)
+        book.values.copy_(torch.where(hit, moved, book.values.float()))
+
+    def codes_were_set(self, state: Buffers, book: Codebook, codes: Tensor) -> None:
+        state["ema_sum"][codes] = book.values[codes].float()
+        state["ema_count"][codes] = 1
+
+
+class FirstTokens(Tracker):
+    """Counts the tokens of the first updates, then starts the keys by k-means of their queries."""
+
+    sets_parameters = True
+
+    def __init__(self, num_embeddings: int, updates: int, D: int) -> None:
+        self.rows, self.updates, self.D = num_embeddings, updates, D
+        self.clear()
+
+    def buffers(self) -> Shapes:
+        return {"start_counts": (self.rows,), "start_updates": ()}
+
+    def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
+        super().reset(state, book)
+        if started:
+            state["start_updates"].fill_(self.updates)
+
+    def clear(self) -> None:
+        self.seen: Tensor | None = None
+
+    def _collecting(self, state: Buffers) -> bool:
+        return int(state["start_updates"]) < self.updates
+
+    def collect(self, step: Step, tokens: Tensor, state: Buffers) -> None:
+        if self._collecting(state):
+            self.seen = _plus(self.seen, torch.bincount(tokens.long(), minlength=self.rows))
+
+    def sums(self, state: Buffers, book: Codebook) -> list[Tensor]:
+        if not self._collecting(state):
+            return []
+        return [_zeros(book, self.rows) if self.seen is None else self.seen.double()]
+
+    def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> Tensor | None:
+        if not sums:
+            return None
+        counts = state["start_counts"]
+        counts += sums[0].float()
+        state["start_updates"].add_(1)
+        if self._collecting(state) or not bool(counts.any()):
+            return None
+        initialization.start_from_queries(book, counts, self.D)
+        counts.zero_()
+        return torch.ones(book.keys.shape[:2], dtype=torch.bool, device=book.keys.device)
+
+
+class IdleCodes(Tracker):
+    """Re-seeds codes that no token has used for a while with queries of tokens just seen."""
+
+    sets_parameters = True
+
+    def __init__(self, groups: int, K: int, limit: int, reseed: Callable[..., None]) -> None:
+        """`reseed(book, dead, query, codes)` is the method's."""
+        self.shape, self.limit, self.reseed = (groups, K), limit, reseed
+        self.clear()
+
+    def buffers(self) -> Shapes:
+        return {"idle": self.shape}
+
+    def clear(self) -> None:
+        self.used: Tensor | None = None
+        self.seeds: Tensor | None = None  # (rows, D, key size)
+        self.seed_codes: Tensor | None = None
+
+    def collect(self, step: Step, tokens: Tensor, state: Buffers) -> None:
+        assert step.query is not None and step.codes is not None
+        self.used = _plus(self.used, _count(step.codes, *self.shape))
+        if step.query.shape[0]:
+            self.seeds = step.query[:_SAMPLE].clone()
+            self.seed_codes = step.codes[:_SAMPLE].clone()
+
+    def sums(self, state: Buffers, book: Codebook) -> list[Tensor]:
+        return [_zeros(book, *self.shape) if self.used is None else self.used]
+
+    def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> Tensor | None:
+        idle = state["idle"]
+        idle.add_(1).masked_fill_(sums[0] > 0, 0)
+        dead = idle >= self.limit
+        if not bool(dead.any()):
+            return None
+        if self.seeds is not None:
+            self.reseed(book, dead, self.seeds, self.seed_codes)
+        idle.masked_fill_(dead, 0)
+        return dead
+
+
+@torch.no_grad()
+def apply_all(trackers: Sequence[Tracker], state: Buffers, book: Codebook) -> bool:
+    """Add up over the workers and apply; True if keys or values were set."""
+    parts = [tracker.sums(state, book) for tracker in trackers]
+    summed = iter(_sum_over_workers([part for some in parts for part in some]))
+    changed = False
+    for tracker, own in zip(trackers, parts):
+        codes = tracker.apply(state, book, [next(summed) for _ in own])
+        tracker.clear()
+        if codes is not None:
+            changed = True
+            for other in trackers:
+                other.codes_were_set(state, book, codes)
+    if changed:
+        # All that a start or a new seed sets. The queries, which are large, stay as they are.
+        for tensor in (book.keys, book.values, *state.values()):
+            _copy_from_first_worker(tensor)
+    return changed
+
+
+def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+    return more if total is None else total + more
+
+
+def _zeros(book: Codebook, *shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64, device=book.query.device)
+
+
+def _count(codes: Tensor, G: int, K: int) -> Tensor:
+    ones = torch.ones(*codes.shape, 1, device=codes.device)
+    return sum_by_code(ones, codes, G, K).squeeze(-1).double()
+
+
+def _workers() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _sum_over_workers(parts: list[Tensor]) -> list[Tensor]:
+    if _workers() == 1 or not parts:
+        return parts
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    dist.all_reduce(flat)
+    return [f.view_as(p) for f, p in zip(flat.split([p.numel() for p in parts]), parts)]
+
+
+def _copy_from_first_worker(tensor: Tensor) -> None:
+    if _workers() > 1:
+        dist.broadcast(tensor.data, 0)
