@@ -67,7 +67,11 @@ show() { # PROGRAM WORDS...: the command as one could type it
     printf '%s' "$1"
     shift
     for word in "$@"; do
-        case $word in *[!A-Za-z0-9_./:=,+-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+        case $word in
+        *\'*) printf " '%s'" "$(printf '%s' "$word" | sed "s/'/'\\\\''/g")" ;;
+        '' | *[!A-Za-z0-9_./:=,+-]*) printf " '%s'" "$word" ;;
+        *) printf ' %s' "$word" ;;
+        esac
     done
     echo
 }

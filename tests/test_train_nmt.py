@@ -377,12 +377,12 @@ def test_two_workers_train_as_one_process(
 @pytest.mark.parametrize(
     ("args", "env", "message"),
     [
-        ("wmt14 sx", {}, "DATASET 'wmt14' is unknown; choose iwslt15-en-vi, iwslt15-vi-en, wmt19"),
-        ("wmt19 pq", {}, "METHOD 'pq' is unknown; choose full, sx or vq"),
+        ("wmt14 sx", {}, "RECIPE 'wmt14' is unknown; choose iwslt15-en-vi, iwslt15-vi-en, "),
+        ("wmt19 pq", {}, "METHOD 'pq' is unknown to recipe wmt19; choose full, sx or vq"),
         ("iwslt15-vi-en sx", {"DATA": "nowhere"}, "no dict.vi.txt in DATA 'nowhere'; run: "
-         "scripts/prepare_iwslt15.sh"),
-        ("wmt19 sx", {"DATA": "nowhere"}, "run: scripts/prepare_wmt19.sh"),
-        ("multi30k sx", {"DATA": "nowhere"}, "run: scripts/prepare_multi30k.sh"),
+         "scripts/prepare.sh iwslt15"),
+        ("wmt19 sx", {"DATA": "nowhere"}, "run: scripts/prepare.sh wmt19"),
+        ("multi30k sx", {"DATA": "nowhere"}, "run: scripts/prepare.sh multi30k"),
         ("wmt19 sx", {"WORKERS": "3"}, "3 workers do not divide BATCH 2048 (sentences)"),
         ("wmt19 sx", {"WORKERS": "2", "BATCH": "2042"}, "take another BATCH, e.g. 2048"),
         ("multi30k sx", {"WORKERS": "32"}, "64 tokens for a worker at once do not hold"),
@@ -459,7 +459,7 @@ def test_iwslt15_is_scored_twice(tmp_path: Path) -> None:
     ]  # fmt: skip
     missing = _run("score_nmt.sh", "wmt19", str(tmp_path / "a.pt"), DATA=str(tmp_path))
     assert missing.returncode == 2
-    assert "raw/test.de; run: scripts/prepare_wmt19.sh" in missing.stderr
+    assert "raw/test.de; run: scripts/prepare.sh wmt19, or set DATA" in missing.stderr
 
 
 def test_output_lies_beside_the_first_checkpoint() -> None:
