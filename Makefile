@@ -19,7 +19,7 @@ PYTEST := -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 help:
 	@echo "make demo         train full, DPQ-SX and DPQ-VQ on a generated corpus, compact, translate, compare"
 	@echo "make test         all tests"
-	@echo "make lint         format check, lint and types"
+	@echo "make lint         format check, lint, types and shell scripts"
 	@echo "make fix          format, and repair what the linter can"
 	@echo "make benchmarks   speed and memory, as ratios within one run"
 	@echo "make test-legacy  the tests on Python 3.10, torch 1.12.1, fairseq 0.12.2"
@@ -42,6 +42,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/shellcheck scripts/*.sh .ci/run
+	$(BIN)/shellcheck --shell=sh --exclude=SC1091,SC2034,SC2154 recipes/*
 
 fix: setup
 	$(BIN)/ruff check --fix .

@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2034,SC2154 # variables are shared with the script that sources it
 # Sourced by train.sh: what an update sees is the same with any number of workers.
 
 # Sets batch_flags, and batch_line, the sum that is shown, from the recipe, BATCH, MICRO and $workers.

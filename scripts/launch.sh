@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2034,SC2154 # variables are shared with the script that sources it
 # Sourced by the scripts that call fairseq, after python.sh: errors, the number of workers, the
 # command that is shown.
 script=$(basename "$0")

@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2034,SC2154 # variables are shared with the script that sources it
 # Sourced by train.sh and score.sh, after python.sh and launch.sh: reads recipes/NAME.conf.
 # A recipe is a list of shell variables; CONTRIBUTING.md explains how to add one.
 #   data             data set: data-bin/$data, made by scripts/prepare.sh $data
@@ -41,6 +42,7 @@ read_recipe() { # NAME METHOD
     [ -f "$known" ] || fail "RECIPE '$recipe' is unknown; choose $(one_of $(recipe_names))"
     data='' needs='' unit='' batch='' micro='' length='' floor=0 flags='' methods=''
     metric='' score='' source='' target='' reference='' tokenized=''
+    # shellcheck disable=SC1090 # whichever it is
     . "$known"
 }
 

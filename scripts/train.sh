@@ -3,6 +3,7 @@
 set -eu
 
 usage() {
+    # shellcheck disable=SC2046 # names are words
     cat <<TEXT
 usage: scripts/train.sh RECIPE METHOD [fairseq-train flags...]
        scripts/train_lm.sh DATASET SIZE METHOD ...: RECIPE DATASET_SIZE, e.g. ptb small
