@@ -14,11 +14,13 @@ export TORCH PYTHON
 BIN := $(VENV)/bin
 PYTEST := -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help setup demo test test-legacy lint fix benchmarks clean
+.PHONY: help setup demo test test-fast test-install test-legacy lint fix benchmarks clean
 
 help:
 	@echo "make demo         train full, DPQ-SX and DPQ-VQ on a generated corpus, compact, translate, compare"
 	@echo "make test         all tests"
+	@echo "make test-fast    the tests without the slow ones: under two minutes"
+	@echo "make test-install the wheel in a fresh environment: train, compact, translate"
 	@echo "make lint         format check, lint, types and shell scripts"
 	@echo "make fix          format, and repair what the linter can"
 	@echo "make benchmarks   speed and memory, as ratios within one run"
@@ -33,6 +35,12 @@ demo: setup
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST)
+
+test-fast: setup
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -m "not slow"
+
+test-install: setup
+	@PYTHON=$(BIN)/python bash scripts/test_install.sh
 
 test-legacy:
 	VENV=$(LEGACY_VENV) bash scripts/setup_legacy.sh
