@@ -11,12 +11,12 @@ import zlib
 
 import pytest
 import torch
-from test_embedding import METHODS, make, train
 from torch import nn
 
 from fairseq_dpq import CompactEmbedding, DPQEmbedding, exported
 from fairseq_dpq.compact import codes_crc32, memory_of
 from fairseq_dpq.packing import row_bytes
+from helpers.layers import METHODS, make, train
 
 KS = (3, 5, 12, 100, 256, 300)
 

@@ -12,12 +12,12 @@ import sys
 import textwrap
 from pathlib import Path
 
-import fsq
 import numpy as np
 import pytest
 import torch
 
 from fairseq_dpq import compat
+from helpers import fsq
 
 COMPAT = str(Path(fsq.USER_DIR) / "compat.py")
 LSTM_LM = shlex.split(
@@ -47,8 +47,7 @@ def stock(work: Path) -> dict:
     """What fairseq without patches says to the commands below, all run in one fresh process."""
     script = """
         import json, sys
-        sys.path.insert(0, TESTS)
-        import fsq
+        from helpers import fsq
         outcome = {}
         for name, (command, argv) in json.load(open("cases.json")).items():
             try:
@@ -58,9 +57,9 @@ def stock(work: Path) -> dict:
                 outcome[name] = f"{type(error).__name__}: {error}"
         json.dump(outcome, open("outcome.json", "w"))
     """
-    script = textwrap.dedent(script).replace("TESTS", repr(str(Path(__file__).parent)))
+    script = textwrap.dedent(script)
     (work / "cases.json").write_text(json.dumps({k: (c, a) for k, (c, a) in cases(work).items()}))
-    fsq.run([sys.executable, "-c", script], cwd=work)
+    fsq.run([sys.executable, "-c", script], cwd=work, env=fsq.WITH_HELPERS)
     return json.loads((work / "outcome.json").read_text())
 
 
@@ -288,8 +287,7 @@ def test_no_warning_noise(work: Path) -> None:
     """A training run and a generation with the plugin write nothing to stderr."""
     script = """
         import sys
-        sys.path.insert(0, TESTS)
-        import fsq
+        from helpers import fsq
         plugin = ["--user-dir", fsq.USER_DIR]
         quick = [*fsq.QUICK, "--no-save", "--max-update", "2", *plugin]
         train = ["bin", *quick]
@@ -303,8 +301,8 @@ def test_no_warning_noise(work: Path) -> None:
                            "--tokens-per-sample", "30"])
         fsq.main("generate", ["bin", "--path", "ck/checkpoint_last.pt", "--cpu", *plugin])
     """
-    script = textwrap.dedent(script).replace("TESTS", repr(str(Path(__file__).parent)))
-    done = fsq.run([sys.executable, "-c", script], cwd=work)
+    script = textwrap.dedent(script)
+    done = fsq.run([sys.executable, "-c", script], cwd=work, env=fsq.WITH_HELPERS)
     seen = [line for line in done.stderr.splitlines() if "Warning" in line]
     assert not seen, "\n".join(seen)
 

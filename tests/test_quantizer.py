@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy_dpq as ref
 import pytest
 import torch
 
 from fairseq_dpq import CompactEmbedding, DPQEmbedding, collect_regularizer, quantizer
 from fairseq_dpq.quantizer import Stats, evaluation_codes
+from helpers import numpy_dpq as ref
 
 SX_OPTIONS: list[dict] = [{}, {"tau": 0.3}, {"key_dim": 5}]
 VQ_OPTIONS: list[dict] = [{}, {"reg_weight": 0.7, "commitment": 0.25}]

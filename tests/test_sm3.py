@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import fsq
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from fairseq_dpq.optim import SM3, FairseqSM3
+from helpers import fsq
 
 
 def _step(optimizer: SM3, p: torch.nn.Parameter, grad: list) -> None:

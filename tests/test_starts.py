@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_embedding import METHODS, make
 from torch import nn
 
 from fairseq_dpq import DPQEmbedding
 from fairseq_dpq.kmeans import assign, kmeans
+from helpers.layers import METHODS, make
 
 
 def test_reset_parameters_like_another_table() -> None:

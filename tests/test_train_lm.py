@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fsq
 import pytest
 from fairseq import options
+
+from helpers import fsq
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train_lm.sh"
 

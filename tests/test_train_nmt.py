@@ -12,7 +12,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import fsq
 import pytest
 import torch
 from fairseq import options, tasks
@@ -23,6 +22,7 @@ from torch.distributed.run import get_args_parser
 from fairseq_dpq import workers
 from fairseq_dpq.cli import compact, quantize, score
 from fairseq_dpq.config import DPQConfig
+from helpers import fsq
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "examples" / "translation" / "README.md").read_text(encoding="utf-8")

@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 
 import fairseq
-import fsq
 import pytest
 import torch
 
 from fairseq_dpq import workers
+from helpers import fsq
 
 
 @pytest.fixture(scope="module")

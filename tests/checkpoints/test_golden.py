@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import make_golden
 import torch
 from fairseq import checkpoint_utils
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from make_golden import DIM, GOLDEN, N
 
 from fairseq_dpq import CompactEmbedding
 from fairseq_dpq.checkpoints.contents import Checkpoint, compact_module
 from fairseq_dpq.exported import read_symbols
+from helpers import make_golden
+from helpers.make_golden import DIM, GOLDEN, N
 
 ROWS = torch.tensor([make_golden.row(i) for i in range(N)])
 

@@ -13,11 +13,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from data_server import make_zip, tree
 
 from fairseq_dpq.datasets import ptb, wikitext2
 from fairseq_dpq.datasets.archives import extract
 from fairseq_dpq.datasets.errors import PrepareError
+from helpers.data_server import make_zip, tree
 
 TEXT = b"alpha\n" * 400
 MEMBERS = {"d/a.txt": TEXT, "d/b.txt": b"beta\n", "d/\u00e9" + "x" * 40: b"gamma\n"}

@@ -1,23 +1,13 @@
-"""Toy corpora, made once, and a way to train on them inside this process."""
+"""Toy corpora, made once."""
 
 from __future__ import annotations
 
 import random
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import fsq
-from toy_checkpoints import load
-
-RUN = shlex.split(
-    "--cpu --optimizer adam --lr 5e-3 --no-progress-bar --log-format simple --log-interval 1 "
-    "--num-workers 0 --no-epoch-checkpoints --dropout 0.1 --required-batch-size-multiple 1"
-)
+from helpers import fsq
 
 
 @pytest.fixture(scope="session")
@@ -54,22 +44,3 @@ def sentences(tmp_path_factory) -> Path:
             argv += [f"--{split}pref", str(root / f"{split}.{part}")]
         fsq.main("preprocess", argv)
     return root / "bin"
-
-
-def train(data: Path, save_dir: Path, *flags: str, updates: int = 6, dpq: str = "") -> str:
-    """One `fairseq-train` inside this process; returns its log."""
-    argv = [data, "--user-dir", fsq.USER_DIR, "--save-dir", save_dir, *RUN]
-    argv += ["--max-update", updates, *shlex.split(dpq), *flags]
-    return fsq.main("train", [str(a) for a in argv])
-
-
-def last(save_dir: Path) -> dict:
-    """The last checkpoint of a run."""
-    return load(save_dir / "checkpoint_last.pt")
-
-
-def parameters(log: str) -> int:
-    """The number of parameters that a training log states."""
-    import re
-
-    return int(re.findall(r"num. shared model params: ([\d,]+)", log)[0].replace(",", ""))

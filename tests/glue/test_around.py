@@ -6,13 +6,12 @@ import copy
 import re
 import shlex
 
-import fsq
 import pytest
 import torch
-from toy_checkpoints import load
 
-from glue.conftest import last, train
-from glue.test_options import LM, TRANSFORMER
+from helpers import fsq
+from helpers.plugin_runs import LM, TRANSFORMER, last, train
+from helpers.toy_checkpoints import load
 
 SX = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all "
 TIED = [*TRANSFORMER, "--share-decoder-input-output-embed"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 
-import fsq
 import pytest
 import torch
 from torch import nn
 
 from fairseq_dpq import DPQEmbedding
-from glue.conftest import train
-from glue.test_options import LM
+from helpers import fsq
+from helpers.plugin_runs import LM, train
 
 FILES = ("dpq.pt", "full.pt")
 

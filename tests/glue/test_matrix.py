@@ -11,18 +11,13 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-import fsq
 import pytest
 import torch
 
 from fairseq_dpq.tables import read_record
-from glue.conftest import last, parameters, train
+from helpers import fsq
+from helpers.plugin_runs import SMALL, last, parameters, train
 
-SMALL = (
-    "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32 "
-    "--encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64 --encoder-attention-heads 2 "
-    "--decoder-attention-heads 2 "
-)
 LM = "--task language_modeling --tokens-per-sample 40 --sample-break-mode none --max-tokens 320 "
 TLM = (
     LM + "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 32 --decoder-input-dim 32 "

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-
-import fsq
 import pytest
 import torch
 
 from fairseq_dpq.config import DPQConfigError, PluginConfig, flag_fields
 from fairseq_dpq.glue import options
-from glue.conftest import RUN, last, train
-from glue.test_matrix import SMALL
-
-TRANSFORMER = ["--arch", "transformer", "--max-tokens", "200", *SMALL.split()]
+from helpers import fsq
+from helpers.plugin_runs import LM, RUN, TRANSFORMER, last, train
 
 
 def test_every_task_has_every_option() -> None:
@@ -163,13 +158,6 @@ def test_fully_sharded_is_refused(request, tmp_path, data) -> None:
 def test_unknown_tables_are_refused_by_name(corpus, tmp_path, flags, dpq, message) -> None:
     with pytest.raises(DPQConfigError, match=message):
         train(corpus, tmp_path, *TRANSFORMER, *flags.split(), dpq="--dpq-K 8 --dpq-D 4 " + dpq)
-
-
-LM = shlex.split(
-    "--task language_modeling --tokens-per-sample 40 --max-tokens 320 --arch transformer_lm "
-    "--decoder-layers 1 --decoder-embed-dim 32 --decoder-input-dim 32 --decoder-output-dim 32 "
-    "--decoder-ffn-embed-dim 64 --decoder-attention-heads 2"
-)
 
 
 @pytest.mark.parametrize(

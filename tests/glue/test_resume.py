@@ -10,8 +10,7 @@ import torch
 from fairseq_dpq import DPQEmbedding
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.glue.layers import FairseqDPQEmbedding
-from glue.conftest import last, train
-from glue.test_options import TRANSFORMER
+from helpers.plugin_runs import TRANSFORMER, last, train
 
 SX = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all"
 TIED = [*TRANSFORMER, "--share-decoder-input-output-embed"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 
-import fsq
 import pytest
 import torch
 from fairseq import metrics
@@ -13,8 +12,8 @@ from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion, register_cr
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from fairseq_dpq.config import DPQConfigError
-from glue.conftest import last, train
-from glue.test_options import TRANSFORMER
+from helpers import fsq
+from helpers.plugin_runs import TRANSFORMER, last, train
 
 VQ = "--dpq-K 8 --dpq-D 4 --dpq-method vq --seed 3 "
 

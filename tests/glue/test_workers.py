@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 
 import fairseq
-import fsq
 import pytest
 import torch
 
-from glue.conftest import RUN, last
-from glue.test_options import TRANSFORMER
+from helpers import fsq
+from helpers.plugin_runs import RUN, TRANSFORMER, last
 
 TIED = [*TRANSFORMER, "--share-decoder-input-output-embed", "--dropout", "0", "--seed", "5"]
 VQ = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-method vq "

@@ -1,7 +1,7 @@
 """Writes the golden files of the compact format, tests/golden/compact-v1.*: run once for each
 version of the format, never again for an old one.
 
-    python tests/make_golden.py
+    PYTHONPATH=tests python -m helpers.make_golden
 
 The table is set by the rules below, so that a test can tell its rows without these tools.
 """
@@ -14,13 +14,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-import fsq
 import torch
 
 from fairseq_dpq.cli import compact, export
+from helpers import fsq
 
-HERE = Path(__file__).resolve().parent
-GOLDEN = HERE / "golden"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 N, DIM, K, D = 64, 8, 6, 4
 PAD = 1
 FLAGS = (

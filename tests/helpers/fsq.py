@@ -27,6 +27,13 @@ USER_DIR = str(
     next(iter(importlib.util.find_spec("fairseq_dpq").submodule_search_locations))  # type: ignore
 )
 
+# For `run`: a child process that imports these helpers.
+WITH_HELPERS = {
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")])
+    )
+}
+
 # Flags for a model and a run small enough for a second on one core.
 SMALL = shlex.split(
     "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32 "

@@ -9,7 +9,7 @@ import gzip
 import random
 from xml.sax.saxutils import escape
 
-from data_server import make_tgz, make_zip
+from helpers.data_server import make_tgz, make_zip
 
 _RNG = random.Random(19)
 _SYLLABLES = [a + b for a in "bdfgklmnprst" for b in ("a", "ei", "o", "ü", "en", "isch")]
