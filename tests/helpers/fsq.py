@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
+import fairseq
 import torch
 
 # What --user-dir needs: the directory of the package that `import fairseq_dpq` finds. fairseq
@@ -53,6 +54,15 @@ SPLITS = ("train", "valid", "test")
 def torch_at_least(*version: int) -> bool:
     """Whether the torch at hand is of this version (major, minor) or later."""
     return tuple(int(v) for v in torch.__version__.split(".")[:2]) >= version
+
+
+def learned(model: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint's model that training decides. fairseq 0.12.2 also saves buffers
+    that it never fills (`_float_tensor`) and copies of weights that it makes at loading only."""
+    if fairseq.__version__ != "0.12.2":
+        return dict(model)
+    other = re.compile(r"_float_tensor$|\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$")
+    return {name: tensor for name, tensor in model.items() if not other.search(name)}
 
 
 def write_corpus(
