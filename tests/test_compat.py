@@ -19,6 +19,8 @@ import torch
 from fairseq_dpq import compat
 from helpers import fsq
 
+pytestmark = pytest.mark.slow
+
 COMPAT = str(Path(fsq.USER_DIR) / "compat.py")
 LSTM_LM = shlex.split(
     "--task language_modeling --arch lstm_lm --decoder-embed-dim 16 --decoder-hidden-size 16 "

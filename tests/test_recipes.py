@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-GOLDEN = (ROOT / "tests" / "golden" / "commands.txt").read_text(encoding="utf-8")
+GOLDEN = (ROOT / "tests" / "golden_commands.txt").read_text(encoding="utf-8")
 CASES = re.findall(r"^\$ (.*)\n((?:.*\n)*?)rc=(\d)$", GOLDEN, re.MULTILINE)
 LAUNCH = ("WORLD_SIZE", "RANK", "WORKERS", "BATCH", "MICRO", "DATA", "SAVE_DIR", "OUT", "SHARE")
 

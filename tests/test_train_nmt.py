@@ -25,6 +25,8 @@ from fairseq_dpq.cli import compact, quantize, score
 from fairseq_dpq.config import DPQConfig
 from helpers import fsq
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "examples" / "translation" / "README.md").read_text(encoding="utf-8")
 SETS = ("iwslt15-en-vi", "iwslt15-vi-en", "wmt19", "multi30k")

@@ -20,6 +20,8 @@ from fairseq_dpq.models.lstm_lm import ZarembaLSTMConfig
 from fairseq_dpq.tasks import LaneDataset, TokenStream
 from helpers import fsq
 
+pytestmark = pytest.mark.slow
+
 PAD, EOS = 1, 2
 STEPS, LANES = 5, 6
 MODEL = ["--arch", "zaremba_lstm_lm_small", "--decoder-embed-dim", "12"]

@@ -15,6 +15,8 @@ import torch
 from fairseq_dpq import workers
 from helpers import fsq
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -13,6 +13,8 @@ from fairseq_dpq.cli import compact, export
 from helpers import fsq
 from helpers.tool_runs import TF, train
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compact-format.md"
 
 

@@ -17,6 +17,8 @@ from helpers import fsq
 from helpers.tool_runs import LSTM, LSTM_LM, ROBERTA, TF, TLM, score, train
 from helpers.toy_checkpoints import load
 
+pytestmark = pytest.mark.slow
+
 FP16 = "--fp16 --fp16-no-flatten-grads --fp16-init-scale 4 "
 
 # name: (data, what scores it, model flags, DPQ flags, flags of the tool)

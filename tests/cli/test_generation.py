@@ -17,6 +17,8 @@ from fairseq_dpq.cli import compact
 from helpers.tool_runs import TF, train
 from helpers.toy_checkpoints import load
 
+pytestmark = pytest.mark.slow
+
 TOKENS = torch.arange(4, 24).view(2, 10)
 LENGTHS = torch.tensor([10, 10])
 

@@ -16,6 +16,8 @@ from fairseq_dpq.tables import read_record
 from helpers.tool_runs import ROBERTA, TF, TLM, train
 from helpers.toy_checkpoints import load
 
+pytestmark = pytest.mark.slow
+
 
 def _loaded(path: Path) -> Any:
     from fairseq import checkpoint_utils

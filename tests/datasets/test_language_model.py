@@ -18,6 +18,8 @@ import pytest
 from fairseq_dpq.datasets import ptb, wikitext2
 from helpers.data_server import Server, make_tgz, make_zip, tree, write_checksums
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

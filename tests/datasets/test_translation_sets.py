@@ -18,6 +18,8 @@ from fairseq_dpq.datasets.detokenize import detokenize
 from fairseq_dpq.datasets.errors import PrepareError
 from helpers.data_server import Server, make_tgz, tree, write_checksums
 
+pytestmark = pytest.mark.slow
+
 NOUNS = ["Hund", "Katze", "Baum", "Haus", "Kind", "Mann", "Frau", "Straße", "Wiese", "Tür"]
 
 

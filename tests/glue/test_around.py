@@ -13,6 +13,8 @@ from helpers import fsq
 from helpers.plugin_runs import LM, TRANSFORMER, last, train
 from helpers.toy_checkpoints import load
 
+pytestmark = pytest.mark.slow
+
 SX = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all "
 TIED = [*TRANSFORMER, "--share-decoder-input-output-embed"]
 HALF = pytest.mark.skipif(

@@ -12,6 +12,8 @@ from fairseq_dpq import DPQEmbedding
 from helpers import fsq
 from helpers.plugin_runs import LM, train
 
+pytestmark = pytest.mark.slow
+
 FILES = ("dpq.pt", "full.pt")
 
 

@@ -18,6 +18,8 @@ from fairseq_dpq.tables import read_record
 from helpers import fsq
 from helpers.plugin_runs import SMALL, last, parameters, train
 
+pytestmark = pytest.mark.slow
+
 LM = "--task language_modeling --tokens-per-sample 40 --sample-break-mode none --max-tokens 320 "
 TLM = (
     LM + "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 32 --decoder-input-dim 32 "

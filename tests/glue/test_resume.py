@@ -12,6 +12,8 @@ from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.glue.layers import FairseqDPQEmbedding
 from helpers.plugin_runs import TRANSFORMER, last, train
 
+pytestmark = pytest.mark.slow
+
 SX = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all"
 TIED = [*TRANSFORMER, "--share-decoder-input-output-embed"]
 

@@ -15,6 +15,8 @@ from fairseq_dpq.config import DPQConfigError
 from helpers import fsq
 from helpers.plugin_runs import TRANSFORMER, last, train
 
+pytestmark = pytest.mark.slow
+
 VQ = "--dpq-K 8 --dpq-D 4 --dpq-method vq --seed 3 "
 
 

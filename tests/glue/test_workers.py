@@ -12,6 +12,8 @@ import torch
 from helpers import fsq
 from helpers.plugin_runs import RUN, TRANSFORMER, last
 
+pytestmark = pytest.mark.slow
+
 TIED = [*TRANSFORMER, "--share-decoder-input-output-embed", "--dropout", "0", "--seed", "5"]
 VQ = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-method vq "
 # 0.12.2 has parameters that only inference uses, which pytorch_ddp must be told of.
