@@ -1,4 +1,4 @@
-"""Version 1 of the compact format, as helpers/make_golden.py wrote it once, is read for ever after."""
+"""Version 1 of the compact format, written once by helpers/make_golden.py, is still read."""
 
 from __future__ import annotations
 

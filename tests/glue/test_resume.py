@@ -126,7 +126,7 @@ def test_a_full_model_is_fine_tuned_into_a_dpq_model(corpus, full, tmp_path, met
     new = train(corpus, tmp_path / "new", *TIED, updates=1, dpq=options)
 
     def first_loss(text: str) -> float:
-        import fsq
+        from helpers import fsq
 
         return fsq.logged(text, r"train_inner \| .*? loss")[0]
 
