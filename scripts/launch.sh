@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2034,SC2154 # variables are shared with the script that sources it
 # Sourced by the scripts that call fairseq, after python.sh: errors, the number of workers, the
 # command that is shown.
 script=$(basename "$0")
@@ -67,7 +68,11 @@ show() { # PROGRAM WORDS...: the command as one could type it
     printf '%s' "$1"
     shift
     for word in "$@"; do
-        case $word in *[!A-Za-z0-9_./:=,+-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+        case $word in
+        *\'*) printf " '%s'" "$(printf '%s' "$word" | sed "s/'/'\\\\''/g")" ;;
+        '' | *[!A-Za-z0-9_./:=,+-]*) printf " '%s'" "$word" ;;
+        *) printf ' %s' "$word" ;;
+        esac
     done
     echo
 }

@@ -1,5 +1,4 @@
 #!/bin/sh
-# Prepare a data set for fairseq; --help lists the flags, docs/datasets.md explains them.
+# The same as: prepare.sh ptb
 set -eu
-. "$(dirname "$0")/python.sh"
-run_module fairseq_dpq.datasets.ptb "$@"
+exec sh "$(dirname "$0")/prepare.sh" ptb "$@"

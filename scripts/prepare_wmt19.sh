@@ -1,5 +1,4 @@
 #!/bin/sh
-# Prepare a data set for fairseq; --help lists the flags, docs/datasets.md explains them.
+# The same as: prepare.sh wmt19
 set -eu
-. "$(dirname "$0")/python.sh"
-run_module fairseq_dpq.datasets.wmt19 "$@"
+exec sh "$(dirname "$0")/prepare.sh" wmt19 "$@"

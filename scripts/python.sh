@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2034,SC2154 # variables are shared with the script that sources it
 # Sourced by the scripts beside it: sets root, the checkout; python, the interpreter ($PYTHON, else
 # the checkout's .venv, else python3); user_dir, what --user-dir is given.
 root=$(cd "$(dirname "$0")/.." && pwd)

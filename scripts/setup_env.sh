@@ -69,9 +69,10 @@ same() {
 find_python() {
   local candidate path found
   if [ -n "${PYTHON:-}" ]; then
-    found="$(base "$PYTHON")" && usable "$found" ||
+    if ! { found="$(base "$PYTHON")" && usable "$found"; }; then
       die "PYTHON=$PYTHON is not a Python 3.11 or later with venv, pip and C headers" \
         "(on Debian and Ubuntu: python3.11, python3.11-venv, python3.11-dev)"
+    fi
     echo "$found"
     return
   fi

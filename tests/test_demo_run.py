@@ -19,6 +19,8 @@ from fairseq_dpq.demo import commands, run, table
 from fairseq_dpq.demo.commands import MODELS, Setting
 from fairseq_dpq.demo.status import Status
 
+pytestmark = pytest.mark.slow
+
 PYTHON = Path(sys.executable).name
 
 

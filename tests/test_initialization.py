@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_embedding import METHODS, make
 from torch import nn
 
 from fairseq_dpq import DPQEmbedding
 from fairseq_dpq.kmeans import assign, kmeans
 from fairseq_dpq.statistics import CentroidAverage
+from helpers.layers import METHODS, make
 
 
 def test_reset_parameters_like_another_table() -> None:

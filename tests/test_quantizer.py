@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy_dpq as ref
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from fairseq_dpq.codes import best_codes
 from fairseq_dpq.distances import DISTANCES
 from fairseq_dpq.methods.sx import exchange, exchange_many
 from fairseq_dpq.normalization import Stats, normalize
+from helpers import numpy_dpq as ref
 
 
 def evaluation_codes(q: torch.Tensor, keys: torch.Tensor, distance: str, stats: Stats | None):

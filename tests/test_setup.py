@@ -19,6 +19,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 import fairseq_dpq
@@ -142,7 +143,20 @@ def test_continuous_integration_runs_lint_and_tests() -> None:
     assert os.access(path, os.X_OK)
     text = path.read_text()
     assert "set -euo pipefail" in text
-    assert text.index("make lint") < text.index("make test")
+    assert text.index("make lint") < text.index("make test\n") < text.index("make test-install")
+
+
+def test_workflow_runs_the_same_on_every_supported_python() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    job = workflow["jobs"]["ci"]
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+
+
+def test_citation_names_the_paper() -> None:
+    paper = yaml.safe_load((ROOT / "CITATION.cff").read_text())["preferred-citation"]
+    assert [author["family-names"] for author in paper["authors"]] == ["Chen", "Li", "Sun"]
+    assert (paper["year"], paper["url"]) == (2020, "https://arxiv.org/abs/1908.09756")
 
 
 def _copy(folder: Path) -> Path:

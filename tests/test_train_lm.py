@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fsq
 import pytest
 from fairseq import options
+
+from helpers import fsq
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train_lm.sh"
 
@@ -101,9 +102,9 @@ def test_workers_share_the_lanes_and_later_flags_win() -> None:
 @pytest.mark.parametrize(
     ("args", "env", "message"),
     [
-        ("penn small sx", {}, "DATASET 'penn' is unknown; choose ptb or wikitext2"),
-        ("ptb tiny sx", {}, "SIZE 'tiny' is unknown"),
-        ("ptb small pq", {}, "METHOD 'pq' is unknown"),
+        ("penn small sx", {}, "RECIPE 'penn_small' is unknown; choose iwslt15-en-vi, "),
+        ("ptb tiny sx", {}, "RECIPE 'ptb_tiny' is unknown"),
+        ("ptb small pq", {}, "METHOD 'pq' is unknown to recipe ptb_small; choose full, sx or vq"),
         ("ptb small sx", {"WORKERS": "3"}, "3 workers do not divide 20 lanes; set WORKERS to 1, 2"),
         ("ptb small sx", {"WORKERS": "0"}, "WORKERS '0' is not a positive number"),
         ("ptb small sx", {"WORKERS": "4", "WORLD_SIZE": "2"}, "WORKERS 4, but 2 are started"),

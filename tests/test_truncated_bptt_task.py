@@ -8,7 +8,6 @@ import multiprocessing
 import re
 from pathlib import Path
 
-import fsq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +18,9 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_dpq.models import ZarembaLSTMDecoder, ZarembaLSTMLanguageModel
 from fairseq_dpq.models.lstm_lm import ZarembaLSTMConfig
 from fairseq_dpq.tasks import LaneDataset, TokenStream
+from helpers import fsq
+
+pytestmark = pytest.mark.slow
 
 PAD, EOS = 1, 2
 STEPS, LANES = 5, 6

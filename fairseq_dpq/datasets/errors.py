@@ -10,7 +10,9 @@ class PrepareError(Exception):
     """Something the user can put right: a missing file, a wrong checksum, a bad flag."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        line = " ".join(message.split())
+        # Names come from archives: a terminal must not see their control characters.
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
 
 
 class Unfit(PrepareError):

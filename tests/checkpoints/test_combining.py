@@ -6,12 +6,12 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from toy_checkpoints import PATH, load, make_layer, make_state, save_toy
 
 from fairseq_dpq.checkpoints.checkpoint import Checkpoint
 from fairseq_dpq.checkpoints.combining import average
 from fairseq_dpq.cli import compact
 from fairseq_dpq.forms.product_codes import CompactEmbedding
+from helpers.toy_checkpoints import PATH, load, make_layer, make_state, save_toy
 
 
 def _fairseq_average(paths) -> OrderedDict:

@@ -7,13 +7,13 @@ import math
 
 import pytest
 import torch
-from toy_checkpoints import ALIAS, PATH, load, make_layer, save_toy
 
 from fairseq_dpq.checkpoints import compaction
 from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_bytes, stored_form
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.cli import compact
 from fairseq_dpq.fairseq_plugin.configs import read_record
+from helpers.toy_checkpoints import ALIAS, PATH, load, make_layer, save_toy
 
 OPTIONS = {
     "sx": {},

@@ -1,16 +1,16 @@
-"""Version 1 of the compact format, written once by tests/make_golden.py, is read for ever after."""
+"""Version 1 of the compact format, written once by helpers/make_golden.py, is still read."""
 
 from __future__ import annotations
 
-import make_golden
 import torch
 from fairseq import checkpoint_utils
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from make_golden import DIM, GOLDEN, N
 
 from fairseq_dpq import CompactEmbedding
 from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_form
 from fairseq_dpq.safetensors_file import read_symbols
+from helpers import make_golden
+from helpers.make_golden import DIM, GOLDEN, N
 
 ROWS = torch.tensor([make_golden.row(i) for i in range(N)])
 

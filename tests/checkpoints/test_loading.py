@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_checkpoints import load, make_layer, make_state, save_toy
 
 from fairseq_dpq.checkpoints import loading
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.loading import load_checkpoint
+from helpers.toy_checkpoints import load, make_layer, make_state, save_toy
 
 
 class Touch:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_checkpoints import load, make_layer, save_toy
 
 from fairseq_dpq.checkpoints import writing
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.cli import compact
+from helpers.toy_checkpoints import load, make_layer, save_toy
 
 
 def _run_until(step: int, argv: list[str], tally: Path | None = None) -> int:

@@ -1,15 +1,12 @@
-"""Puts the helpers beside this folder on the path, and makes the toy corpora once."""
+"""Toy corpora, made once."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import fsq
+from helpers import fsq
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_checkpoints import PATH, load, make_layer, save_toy
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.cli import compact
 from fairseq_dpq.record import RECORD_KEY
+from helpers.toy_checkpoints import PATH, load, make_layer, save_toy
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,11 +7,13 @@ import re
 import sys
 from pathlib import Path
 
-import fsq
 import pytest
 
-from cli.test_end_to_end import TF, _train
 from fairseq_dpq.cli import compact, export
+from helpers import fsq
+from helpers.tool_runs import TF, train
+
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compact-format.md"
 
@@ -21,7 +23,7 @@ def folder(corpus, tmp_path_factory) -> Path:
     """A model, its data and an exported table, under the names of the page."""
     root = tmp_path_factory.mktemp("page")
     flags = f"{TF} --share-decoder-input-output-embed --dpq-K 8 --dpq-D 8 --dpq-embeddings all"
-    path = _train(corpus, root / "checkpoints", flags)
+    path = train(corpus, root / "checkpoints", flags)
     small = path.with_name("compact.pt")
     assert compact.main([str(path), str(small)]) == 0
     table = ["--table", "encoder.embed_tokens"]

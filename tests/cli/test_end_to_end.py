@@ -7,38 +7,18 @@ import re
 import shlex
 from pathlib import Path
 
-import fsq
 import pytest
 import torch
-from toy_checkpoints import load
 
 from fairseq_dpq.cli import compact, inspect
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin.configs import read_record
+from helpers import fsq
+from helpers.tool_runs import LSTM, LSTM_LM, ROBERTA, TF, TLM, score, train
+from helpers.toy_checkpoints import load
 
-RUN = shlex.split(
-    "--cpu --optimizer adam --lr 5e-3 --no-progress-bar --log-format simple --num-workers 0 "
-    "--no-epoch-checkpoints --disable-validation --max-update 5 --required-batch-size-multiple 1"
-)
-TF = "--arch transformer --max-tokens 300 " + " ".join(fsq.SMALL)
-LSTM = (
-    "--arch lstm --max-tokens 300 --encoder-embed-dim 32 --encoder-hidden-size 32 "
-    "--decoder-embed-dim 32 --decoder-hidden-size 32 --decoder-out-embed-dim 32 "
-)
-LM = "--task language_modeling --tokens-per-sample 40 --max-tokens 320 "
-TLM = (
-    LM + "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 32 --decoder-input-dim 32 "
-    "--decoder-output-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 2 "
-)
-LSTM_LM = (
-    LM + "--arch lstm_lm --decoder-embed-dim 32 --decoder-hidden-size 32 "
-    "--decoder-out-embed-dim 32 "
-)
-ROBERTA = (
-    "--task masked_lm --criterion masked_lm --arch roberta_base --encoder-layers 1 "
-    "--encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 2 "
-    "--tokens-per-sample 40 --max-tokens 320 "
-)
+pytestmark = pytest.mark.slow
+
 FP16 = "--fp16 --fp16-no-flatten-grads --fp16-init-scale 4 "
 
 # name: (data, what scores it, model flags, DPQ flags, flags of the tool)
@@ -105,33 +85,6 @@ MATRIX = {
 }
 
 
-def _train(data: Path, save: Path, flags: str) -> Path:
-    argv = [str(data), "--user-dir", fsq.USER_DIR, "--save-dir", str(save), *RUN]
-    fsq.main("train", [*argv, *shlex.split(flags)])
-    return save / "checkpoint_last.pt"
-
-
-def _score(kind: str, data: Path, path: Path, beam: int = 5) -> list[str]:
-    """The lines that carry results, scores in every digit that fairseq prints."""
-    argv = [str(data), "--user-dir", fsq.USER_DIR, "--path", str(path), "--cpu"]
-    argv += ["--num-workers", "0", "--max-tokens", "400", "--required-batch-size-multiple", "1"]
-    if kind == "generate":
-        argv += ["--beam", str(beam), "--nbest", str(beam), "--max-len-b", "15"]
-        text = fsq.main("generate", argv)
-        lines = re.findall(r"^[HDP]-\d+\t.*$", text, re.MULTILINE)
-        assert len([line for line in lines if line.startswith("H-")]) == 17 * beam
-    elif kind == "eval_lm":
-        text = fsq.main("eval_lm", [*argv, "--tokens-per-sample", "40", "--output-word-probs"])
-        lines = re.findall(r"Loss \(base 2\): .*|\[[-\d.]+\]", text)
-        assert len(lines) > 50
-    else:
-        argv += ["--task", "masked_lm", "--valid-subset", "test", "--log-format", "simple"]
-        text = fsq.main("validate", argv)
-        lines = re.findall(r"loss [\d.]+ \| ppl [\d.]+", text)[-1:]  # may be logged twice
-        assert lines
-    return lines
-
-
 def _ema_checkpoint(path: Path) -> Path:
     """How fairseq itself makes a checkpoint of the EMA weights."""
     from fairseq import checkpoint_utils
@@ -147,14 +100,14 @@ def test_compact_scores_like_its_training_checkpoint(name, request, tmp_path, ca
         pytest.skip("torch 1 has no half precision on the CPU")
     data_name, kind, model, dpq, tool = MATRIX[name]
     data = request.getfixturevalue(data_name)
-    trained = _train(data, tmp_path, f"{model} {dpq}")
+    trained = train(data, tmp_path, f"{model} {dpq}")
     small = tmp_path / "compact.pt"
     assert compact.main([str(trained), str(small), *shlex.split(tool), "--debug"]) == 0
     if name == "ema":
         last, trained = trained, _ema_checkpoint(trained)
-        assert _score(kind, data, last, 1) != _score(kind, data, trained, 1)
+        assert score(kind, data, last, 1) != score(kind, data, trained, 1)
     for beam in (1, 5) if kind == "generate" else (1,):
-        assert _score(kind, data, small, beam) == _score(kind, data, trained, beam)
+        assert score(kind, data, small, beam) == score(kind, data, trained, beam)
 
     state = load(small)
     tables = read_record(state["cfg"]["model"]).tables
@@ -174,7 +127,7 @@ def test_a_compact_checkpoint_in_every_other_command(corpus, tmp_path, capsys) -
 
     model, dpq = TF + " --share-decoder-input-output-embed", "--dpq-K 8 --dpq-D 8"
     dpq += " --dpq-embeddings all"
-    trained = _train(corpus, tmp_path, f"{model} {dpq}")
+    trained = train(corpus, tmp_path, f"{model} {dpq}")
     small = tmp_path / "compact.pt"
     assert compact.main([str(trained), str(small), "--lossless-shrink"]) == 0
 
@@ -198,13 +151,13 @@ def test_a_compact_checkpoint_in_every_other_command(corpus, tmp_path, capsys) -
     assert hub[0] == hub[2] and torch.equal(hub[1], hub[3])
 
     with pytest.raises(DPQConfigError, match=f"compact checkpoint.*{re.escape(str(trained))}"):
-        _train(corpus, tmp_path / "again", f"{model} {dpq} --restore-file {small}")
+        train(corpus, tmp_path / "again", f"{model} {dpq} --restore-file {small}")
 
     # half precision for all: other numbers, but a model that loads and a smaller file
     halved = tmp_path / "half.pt"
     assert compact.main([str(trained), str(halved), "--half", "--values-dtype", "bfloat16"]) == 0
     assert halved.stat().st_size < 0.7 * small.stat().st_size
-    assert len(_score("generate", corpus, halved, 1)) == 51
+    assert len(score("generate", corpus, halved, 1)) == 51
 
     capsys.readouterr()
     assert inspect.main([str(trained), str(small), "--debug"]) == 0

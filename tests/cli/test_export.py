@@ -10,11 +10,11 @@ import sys
 
 import pytest
 import torch
-from toy_checkpoints import load, make_layer, save_toy
 
 from fairseq_dpq import CompactEmbedding
 from fairseq_dpq.cli import compact, export
 from fairseq_dpq.safetensors_file import ExportError, read_symbols
+from helpers.toy_checkpoints import load, make_layer, save_toy
 
 
 def _dictionary(path, words: int) -> None:

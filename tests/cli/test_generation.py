@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from toy_checkpoints import load
 
-from cli.test_end_to_end import TF, _train
 from fairseq_dpq.cli import compact
+from helpers.tool_runs import TF, train
+from helpers.toy_checkpoints import load
+
+pytestmark = pytest.mark.slow
 
 TOKENS = torch.arange(4, 24).view(2, 10)
 LENGTHS = torch.tensor([10, 10])
@@ -26,7 +28,7 @@ def small(corpus, tmp_path_factory) -> Path:
     """A compact model: a table for the encoder, and one that is tied to the output."""
     folder = tmp_path_factory.mktemp("tied")
     flags = f"{TF} --share-decoder-input-output-embed --dpq-K 8 --dpq-D 8 --dpq-embeddings all"
-    path = _train(corpus, folder, flags)
+    path = train(corpus, folder, flags)
     assert compact.main([str(path), str(folder / "small.pt")]) == 0
     return folder / "small.pt"
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from toy_checkpoints import PATH, make_layer, make_state, save_toy
 
 from fairseq_dpq.cli import compact, inspect
 from fairseq_dpq.record import RECORD_KEY
+from helpers.toy_checkpoints import PATH, make_layer, make_state, save_toy
 
 
 def _facts(capsys, *argv) -> list[dict]:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from toy_checkpoints import load
 
-from cli.test_end_to_end import ROBERTA, TF, TLM, _train
 from fairseq_dpq import CompactEmbedding
 from fairseq_dpq.cli import compact, quantize
 from fairseq_dpq.fairseq_plugin.configs import read_record
+from helpers.tool_runs import ROBERTA, TF, TLM, train
+from helpers.toy_checkpoints import load
+
+pytestmark = pytest.mark.slow
 
 
 def _loaded(path: Path) -> Any:
@@ -59,7 +61,7 @@ def _flat_args(cfg: dict, arch: str) -> Namespace:
 
 @pytest.mark.parametrize("torn", [False, True], ids=["", "torn"])
 def test_roberta_under_its_old_names(lm, tmp_path, torn) -> None:
-    source = _train(lm, tmp_path, ROBERTA)
+    source = train(lm, tmp_path, ROBERTA)
     full = _loaded(source)
     state = load(source)
     if torn:
@@ -82,7 +84,7 @@ def test_roberta_under_its_old_names(lm, tmp_path, torn) -> None:
 @pytest.mark.parametrize("flags", ["", "--trainable"])
 def test_args_of_a_model_with_a_dataclass(lm, tmp_path, flags) -> None:
     """fairseq makes a config of `args` at each load, in which only what it knows is kept."""
-    source = _train(lm, tmp_path, TLM + "--share-decoder-input-output-embed")
+    source = train(lm, tmp_path, TLM + "--share-decoder-input-output-embed")
     state = load(source)
     state["args"], state["cfg"] = _flat_args(state["cfg"], "transformer_lm"), None
     torch.save(state, source)
@@ -103,7 +105,7 @@ def test_args_of_a_model_with_a_dataclass(lm, tmp_path, flags) -> None:
 
 
 def test_args_that_fairseq_does_not_know(lm, tmp_path, capsys) -> None:
-    source = _train(lm, tmp_path, TLM)
+    source = train(lm, tmp_path, TLM)
     state = load(source)
     state["args"], state["cfg"] = _flat_args(state["cfg"], "my_own_model"), None
     torch.save(state, source)
@@ -117,7 +119,7 @@ def test_args_that_fairseq_does_not_know(lm, tmp_path, capsys) -> None:
 @pytest.mark.parametrize("shared", ["share-all-embeddings", "share-decoder-input-output-embed", ""])
 def test_equal_numbers_are_a_tie_only_where_the_flags_say_so(joined, tmp_path, shared) -> None:
     """All three tables equal and apart: by the flags, one, two or three of them are meant."""
-    source = _train(joined, tmp_path, TF + (f" --{shared}" if shared else ""))
+    source = train(joined, tmp_path, TF + (f" --{shared}" if shared else ""))
     state = load(source)
     encoder, decoder, output = "encoder.embed_tokens", "decoder.embed_tokens", "output_projection"
     table = state["model"][f"{encoder}.weight"]
@@ -146,7 +148,7 @@ def test_tables_that_a_model_shares_by_a_flag_of_its_own(joined, tmp_path) -> No
     from fairseq import models, tasks
     from omegaconf import OmegaConf
 
-    source = _train(joined, tmp_path, TF + " --share-all-embeddings")
+    source = train(joined, tmp_path, TF + " --share-all-embeddings")
     state = load(source)
     full = _loaded(source)
     _torn(state)

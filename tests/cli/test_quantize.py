@@ -8,13 +8,13 @@ from fractions import Fraction
 
 import pytest
 import torch
-from toy_checkpoints import PATH, load, make_layer, make_state
 
-from cli.test_end_to_end import TF, _score, _train
 from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_form, training_layer
 from fairseq_dpq.cli import compact, quantize
 from fairseq_dpq.fairseq_plugin.configs import read_record
 from fairseq_dpq.record import RECORD_KEY
+from helpers.tool_runs import TF, score, train
+from helpers.toy_checkpoints import PATH, load, make_layer, make_state
 
 
 def _full(path, table: torch.Tensor, **more: torch.Tensor):
@@ -144,7 +144,7 @@ def test_trust_goes_for_what_is_written_too(tmp_path, capsys) -> None:
 
 def test_fairseq_generates_and_fine_tunes(joined, tmp_path, capsys) -> None:
     """With a code for every symbol nothing is lost: the same hypotheses as the full model."""
-    full = _train(joined, tmp_path / "full", TF + " --share-all-embeddings")
+    full = train(joined, tmp_path / "full", TF + " --share-all-embeddings")
     n = load(full)["model"]["encoder.embed_tokens.weight"].shape[0]
     exact = tmp_path / "exact.pt"
     facts = _facts(capsys, full, exact, "--embeddings", "all", "--dpq-K", n, "--dpq-D", 1)
@@ -152,13 +152,13 @@ def test_fairseq_generates_and_fine_tunes(joined, tmp_path, capsys) -> None:
     assert table["aliases"] == ["decoder.embed_tokens"]
     assert table["tied_outputs"] == ["decoder.output_projection"]
     assert table["relative_error"] == 0
-    ours, theirs = (_score("generate", joined, path, 5) for path in (exact, full))
+    ours, theirs = (score("generate", joined, path, 5) for path in (exact, full))
     for a, b in zip(ours, theirs):
         # torch multiplies by a tied Parameter in another order than by a table: the last digit
         if a.startswith("H-"):
-            (name, score, text), (name_b, score_b, text_b) = a.split("\t"), b.split("\t")
+            (name, value, text), (name_b, value_b, text_b) = a.split("\t"), b.split("\t")
             assert (name, text) == (name_b, text_b)
-            assert float(score) == pytest.approx(float(score_b), abs=1e-5)
+            assert float(value) == pytest.approx(float(value_b), abs=1e-5)
 
     start = tmp_path / "start.pt"
     dpq = "--dpq-K 8 --dpq-D 16 --dpq-embeddings all"
@@ -171,7 +171,7 @@ def test_fairseq_generates_and_fine_tunes(joined, tmp_path, capsys) -> None:
     table = load(full)["model"]["encoder.embed_tokens.weight"]
     assert float((rows - table)[2:].pow(2).sum() / table[2:].pow(2).sum()) < 0.25
     flags = f"{TF} --share-all-embeddings {dpq} --finetune-from-model {start} --lr 1e-9"
-    tuned = _train(joined, tmp_path / "tuned", flags)
+    tuned = train(joined, tmp_path / "tuned", flags)
     for name in ("query", "values", "keys"):
         key = f"encoder.embed_tokens.{name}"
         assert torch.allclose(load(tuned)["model"][key], load(start)["model"][key], atol=1e-5)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from data_server import Server
+
+from helpers.data_server import Server
 
 
 @pytest.fixture

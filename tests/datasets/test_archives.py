@@ -11,10 +11,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from data_server import make_tgz, make_zip, tree
 
 from fairseq_dpq.datasets.archives import extract, safe_name
 from fairseq_dpq.datasets.errors import PrepareError
+from helpers.data_server import make_tgz, make_zip, tree
 
 MEMBERS = {"./d/a.txt": b"alpha\n" * 50_000, "d/b.txt": b"beta\n"}
 

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from data_server import Server, messages
 
 from fairseq_dpq.datasets.checksums import Checks, Digest, read_checksum_file
 from fairseq_dpq.datasets.download import Downloader, Remote
 from fairseq_dpq.datasets.errors import PrepareError, Unfit
+from helpers.data_server import Server, messages
 
 BODY = random.Random(1).getrandbits(8 * 700_000).to_bytes(700_000, "big")
 GOOD = Digest(size=len(BODY), sha256=hashlib.sha256(BODY).hexdigest())

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_server import Server, make_tgz, make_zip, tree, write_checksums
 
 from fairseq_dpq.datasets import ptb, wikitext2
+from helpers.data_server import Server, make_tgz, make_zip, tree, write_checksums
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
-from data_server import tree
 
 from fairseq_dpq.datasets import locks
 from fairseq_dpq.datasets.cli import Result, Run, make_parser, run_main
 from fairseq_dpq.datasets.errors import PrepareError
 from fairseq_dpq.datasets.locks import out_folder
 from fairseq_dpq.datasets.stamps import STAMP, build_folder
+from helpers.data_server import tree
 
 
 def prepare(out: object, work: object, *flags: object, wait: Path | None = None) -> int:

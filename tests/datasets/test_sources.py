@@ -10,13 +10,13 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from data_server import Server, make_tgz, messages, tree
 
 from fairseq_dpq.datasets.checksums import UNKNOWN, Checks, Digest
 from fairseq_dpq.datasets.download import Downloader, Remote
 from fairseq_dpq.datasets.errors import PrepareError
 from fairseq_dpq.datasets.sources import Route, Sources, Wanted
 from fairseq_dpq.datasets.wmt19_files import HELD_OUT
+from helpers.data_server import Server, make_tgz, messages, tree
 
 TEXT = b"eins\nzwei\n" * 100
 PAGE = b"<html>please log in</html>"

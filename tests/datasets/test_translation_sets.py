@@ -10,13 +10,15 @@ import random
 from pathlib import Path
 
 import pytest
-from data_server import Server, make_tgz, tree, write_checksums
 from fairseq.data import Dictionary, data_utils
 
 from fairseq_dpq.datasets import iwslt15, multi30k
 from fairseq_dpq.datasets.binarize import write_dictionary
 from fairseq_dpq.datasets.detokenize import detokenize
 from fairseq_dpq.datasets.errors import PrepareError
+from helpers.data_server import Server, make_tgz, tree, write_checksums
+
+pytestmark = pytest.mark.slow
 
 NOUNS = ["Hund", "Katze", "Baum", "Haus", "Kind", "Mann", "Frau", "Straße", "Wiese", "Tür"]
 

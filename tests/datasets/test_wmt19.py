@@ -11,12 +11,14 @@ import json
 from pathlib import Path
 
 import pytest
-import wmt_files as wmt
-from data_server import Server, make_tgz, make_zip, messages, tree, write_checksums
 from fairseq.data import Dictionary, data_utils
 
 from fairseq_dpq.datasets import readers, wmt19
 from fairseq_dpq.datasets.readers import clean_chunk, tmx_tasks, tsv_tasks
+from helpers import wmt_files as wmt
+from helpers.data_server import Server, make_tgz, make_zip, messages, tree, write_checksums
+
+pytestmark = pytest.mark.slow
 
 SMALL = ["--vocab-size", "300", "--max-ratio", "3", "--shard-pairs", "150", "--spm-sample", "200"]
 

@@ -1,0 +1,74 @@
+#!/bin/sh
+# Evaluate a checkpoint with its recipe's metric: prints the fairseq command, then runs it.
+set -eu
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/score.sh RECIPE CHECKPOINT [flags...]
+  RECIPE      as for scripts/train.sh: fairseq-generate and BLEU for translation, fairseq-eval-lm and
+              perplexity for language models. scripts/score_nmt.sh is the same script
+  CHECKPOINT  of scripts/train.sh, fairseq-dpq-compact or fairseq-dpq-quantize; A.pt:B.pt is an
+              ensemble
+Flags after CHECKPOINT come last and win, e.g. --gen-subset valid or --beam 1.
+Environment:
+  DATA     binarised data          (default: data-bin/NAME, as scripts/prepare.sh NAME makes it)
+  OUT      folder of translations  (default: the first CHECKPOINT without .pt)
+  DRY_RUN  1: print the command, do not run it
+  PYTHON   the interpreter         (default: the checkout's .venv, else python3)
+TEXT
+}
+
+case "${1:-}" in -h | --help) usage; exit 0 ;; esac
+[ $# -ge 2 ] || { usage >&2; exit 2; }
+. "$(dirname "$0")/python.sh"
+. "$(dirname "$0")/launch.sh"
+. "$(dirname "$0")/recipe.sh"
+read_recipe "$1" full
+checkpoint=$2
+shift 2
+
+first=${checkpoint%%:*}
+subset=test out=${OUT:-${first%.pt}} previous=''
+for word in "$@"; do
+    case $word in
+    --gen-subset=*) subset=${word#*=} ;;
+    --results-path=*) out=${word#*=} ;;
+    esac
+    case $previous in
+    --gen-subset) subset=$word ;;
+    --results-path) out=$word ;;
+    esac
+    previous=$word
+done
+folder=${DATA:-data-bin/$data}
+on_subset() { # PATH: with @subset filled in
+    [ -z "$1" ] || echo "$folder/${1%%@subset*}$subset${1#*@subset}"
+}
+eval "set -- $score" '"$@"'
+case $metric in
+bleu)
+    program=generate needs_file=$(on_subset "$reference") tokenized=$(on_subset "$tokenized")
+    set -- "$folder" --user-dir "$user_dir" --path "$checkpoint" --results-path "$out" \
+        --required-batch-size-multiple 1 --task translation \
+        --source-lang "$source" --target-lang "$target" --gen-subset "$subset" "$@"
+    ;;
+perplexity)
+    program=eval-lm needs_file=$folder/$needs
+    set -- "$folder" --user-dir "$user_dir" --path "$checkpoint" --gen-subset "$subset" "$@"
+    ;;
+*) fail "recipes/$recipe.conf: metric '$metric' is neither bleu nor perplexity" ;;
+esac
+
+if [ "${DRY_RUN:-0}" = 0 ]; then
+    printf '%s\n' "$checkpoint" | tr : '\n' | while read -r file; do
+        [ -f "$file" ] || fail "no file CHECKPOINT '$file'; run: scripts/train.sh $recipe METHOD"
+    done
+    [ -f "$needs_file" ] || fail "no $needs_file; run: scripts/prepare.sh $data, or set DATA"
+fi
+show "fairseq-$program" "$@"
+[ "${DRY_RUN:-0}" = 0 ] || exit 0
+[ "$metric" = bleu ] || exec "$python" -m fairseq_cli.eval_lm "$@"
+"$python" -m fairseq_cli.generate "$@"
+set -- "$out/generate-$subset.txt" --reference "$needs_file"
+[ -z "$tokenized" ] || set -- "$@" --tokenized-reference "$tokenized"
+run_module fairseq_dpq.cli.score "$@"

@@ -1,0 +1,217 @@
+"""The flags: on every task, in the help, checked before data is read, and off by default."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fairseq_dpq.config import DPQConfigError, PluginConfig, flag, flag_fields
+from fairseq_dpq.fairseq_plugin import options
+from helpers import fsq
+from helpers.plugin_runs import LM, RUN, TRANSFORMER, last, train
+
+
+def test_every_task_has_every_option() -> None:
+    import argparse
+
+    from fairseq.tasks import TASK_REGISTRY
+
+    without_dataclass = 0
+    for name, task in TASK_REGISTRY.items():
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        try:
+            task.add_args(parser)
+        except argparse.ArgumentError:
+            pytest.fail(f"{name}: clash of options")
+        flags = {flag for action in parser._actions for flag in action.option_strings}
+        missing = {"--" + key.replace("_", "-") for key in options.KEYS} - flags
+        assert not missing, f"{name} lacks {missing}"
+        without_dataclass += getattr(task, "__dataclass", None) is None
+    assert len(TASK_REGISTRY) > 20 and without_dataclass > 5
+
+
+def test_help_and_defaults_come_from_the_dataclass() -> None:
+    import argparse
+
+    from fairseq.tasks.translation import TranslationTask
+
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    TranslationTask.add_args(parser)
+    text = " ".join(parser.format_help().split())
+    for field in flag_fields():
+        assert flag(field.name) in text
+        assert " ".join(field.metadata["help"].split()) in text
+    args = parser.parse_args(["data", "--dpq-K", "7", "--dpq-no-normalize", "--dpq-method", "vq"])
+    read = options.read_options(args)
+    assert (read.K, read.D, read.normalize, read.method) == (7, 16, False, "vq")
+    assert options.read_options(parser.parse_args(["data"])) == PluginConfig()
+
+
+def test_help_of_fairseq_train_shows_every_option() -> None:
+    done = fsq.run(["fairseq-train", "data", "--user-dir", fsq.USER_DIR, "--help"])
+    for field in flag_fields():
+        assert f"  {flag(field.name)}" in done.stdout
+
+
+def test_an_impossible_option_ends_in_one_line(corpus, tmp_path) -> None:
+    argv = [corpus, "--user-dir", fsq.USER_DIR, *TRANSFORMER, *RUN, "--save-dir", tmp_path]
+    argv += ["--dpq-K", "8", "--dpq-D", "5"]
+    done = fsq.run(["fairseq-train", *argv], ok=False)
+    line = "fairseq_dpq: error: --dpq-D 5 does not divide --encoder-embed-dim 32; try 4 or 8"
+    assert done.stderr.splitlines()[-1] == line and "Traceback" not in done.stderr
+    done = fsq.run(["fairseq-train", *argv], ok=False, env={"FAIRSEQ_DPQ_DEBUG": "1"})
+    assert "Traceback" in done.stderr
+
+
+def test_options_survive_the_way_through_a_config() -> None:
+    chosen = PluginConfig(K=5, D=4, normalize=False, key_dim=3, distance="cosine", tau=0.5)
+    assert options.read_options(chosen.to_keys()) == chosen
+
+
+@pytest.mark.parametrize(
+    ("dpq", "message"),
+    [
+        ("--dpq-K 1", r"--dpq-K 1: must be from 2 to 32768; try 32"),
+        ("--dpq-K 8 --dpq-tau 0", r"--dpq-tau 0.0: must be above 0"),
+        (
+            "--dpq-K 8 --dpq-method vq --dpq-distance cosine",
+            r"--dpq-distance cosine: vq compares by euclidean.*--dpq-method sx",
+        ),
+        (
+            "--dpq-K 8 --dpq-ema-decay 0.9",
+            r"--dpq-ema-decay 0.9 has no effect with.* use --dpq-method vq",
+        ),
+        ("--dpq-D 8", r"--dpq-D 8 has no effect without --dpq-K"),
+        ("--dpq-K 8 --dpq-decoder-K 1", r"--dpq-decoder-K 1: must be from 2"),
+    ],
+)
+def test_illegal_options_stop_before_data_is_read(dpq: str, message: str, tmp_path) -> None:
+    nowhere = tmp_path / "no-data"  # would be FileNotFoundError if it came to reading
+    with pytest.raises(DPQConfigError, match=message):
+        train(nowhere, tmp_path / "ck", "-s", "src", "-t", "tgt", *TRANSFORMER, dpq=dpq)
+
+
+def test_a_D_that_does_not_divide_names_the_model_flag(corpus, tmp_path) -> None:
+    message = r"--dpq-D 5 does not divide --encoder-embed-dim 32; try 4 or 8"
+    with pytest.raises(DPQConfigError, match=message):
+        train(corpus, tmp_path, *TRANSFORMER, dpq="--dpq-K 8 --dpq-D 5")
+    message = r"--dpq-decoder-D 6 does not divide --decoder-embed-dim 32"
+    with pytest.raises(DPQConfigError, match=message):
+        dpq = "--dpq-K 8 --dpq-D 4 --dpq-decoder-D 6 --dpq-embeddings all"
+        train(corpus, tmp_path, *TRANSFORMER, dpq=dpq)
+
+
+def test_the_flag_that_a_language_models_size_comes_from(lm, tmp_path) -> None:
+    flags = ["--task", "language_modeling", "--arch", "transformer_lm", "--decoder-layers", "1"]
+    flags += ["--tokens-per-sample", "20", "--batch-size", "8"]
+    flags += ["--decoder-embed-dim", "32", "--decoder-attention-heads", "2"]
+    message = r"--dpq-D 48 does not divide --decoder-input-dim 512"
+    with pytest.raises(DPQConfigError, match=message):
+        train(lm, tmp_path, *flags, dpq="--dpq-K 8 --dpq-D 48")
+    message = r"--dpq-D 48 does not divide --decoder-embed-dim 32"
+    with pytest.raises(DPQConfigError, match=message):
+        train(lm, tmp_path, *flags, "--decoder-input-dim", "32", dpq="--dpq-K 8 --dpq-D 48")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_decoders_K_without_a_decoders_table(corpus, joined, tmp_path, shared) -> None:
+    message = r"--dpq-decoder-K 5 has no effect: .*only encoder.embed_tokens.*--dpq-embeddings all"
+    dpq = "--dpq-K 8 --dpq-D 4 --dpq-decoder-K 5"
+    flags = [*TRANSFORMER, "--share-all-embeddings"] if shared else TRANSFORMER
+    with pytest.raises(DPQConfigError, match=message):
+        train(joined if shared else corpus, tmp_path, *flags, dpq=dpq)
+
+
+def test_decoder_has_its_own_K_and_D(corpus, tmp_path) -> None:
+    dpq = "--dpq-K 8 --dpq-D 4 --dpq-decoder-K 5 --dpq-decoder-D 16 --dpq-embeddings all"
+    log = train(corpus, tmp_path, *TRANSFORMER, updates=1, dpq=dpq)
+    model = last(tmp_path)["model"]
+    assert model["encoder.embed_tokens.values"].shape == (4, 8, 8)
+    assert model["decoder.embed_tokens.values"].shape == (16, 5, 2)
+    assert "encoder.embed_tokens: 64 x 32 -> DPQ sx K=8 D=4; compression ratio" in log
+
+
+@pytest.mark.parametrize("data", ["corpus", "lm"])
+def test_fully_sharded_is_refused(request, tmp_path, data) -> None:
+    from fairseq import models, tasks
+    from fairseq import options as fairseq_options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    flags = TRANSFORMER if data == "corpus" else LM
+    argv = [str(request.getfixturevalue(data)), *flags, "--ddp-backend", "fully_sharded"]
+    argv += ["--dpq-K", "8", "--dpq-D", "4"]
+    parser = fairseq_options.get_training_parser()
+    cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, argv))
+    with pytest.raises(DPQConfigError, match=r"fully_sharded.*pytorch_ddp or legacy_ddp"):
+        models.build_model(cfg.model, tasks.setup_task(cfg.task))
+
+
+@pytest.mark.parametrize(
+    ("flags", "dpq", "message"),
+    [
+        (
+            "",
+            "--dpq-embeddings decoder.embed_words",
+            r"no token table at 'decoder.embed_words'.*"
+            r"encoder.embed_tokens",
+        ),
+        ("", "--dpq-embeddings encoder.embed_positions", r"no token table at"),
+    ],
+)
+def test_unknown_tables_are_refused_by_name(corpus, tmp_path, flags, dpq, message) -> None:
+    with pytest.raises(DPQConfigError, match=message):
+        train(corpus, tmp_path, *TRANSFORMER, *flags.split(), dpq="--dpq-K 8 --dpq-D 4 " + dpq)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--adaptive-input --adaptive-input-cutoff 20,40", r"is a AdaptiveInput: .*--adaptive-in"),
+        (
+            "--character-embeddings --character-embedding-dim 4 --character-filters [(1,16)]",
+            r"is a CharacterTokenEmbedder: .*--character-embeddings",
+        ),
+    ],
+)
+def test_exotic_embedders_are_refused_by_name(lm, tmp_path, flags, message) -> None:
+    with pytest.raises(DPQConfigError, match=message):
+        train(lm, tmp_path, *LM, *flags.split(), dpq="--dpq-K 8 --dpq-D 4")
+
+
+def test_positions_are_never_touched(lm, tmp_path) -> None:
+    flags = [*LM, "--decoder-learned-pos"]
+    train(lm, tmp_path, *flags, updates=1, dpq="--dpq-K 8 --dpq-D 4 --dpq-embeddings all")
+    model = last(tmp_path)["model"]
+    assert "decoder.embed_positions.weight" in model and "decoder.embed_tokens.query" in model
+
+
+def test_off_is_stock_fairseq_bit_for_bit(corpus, tmp_path) -> None:
+    argv = [corpus, *TRANSFORMER, *RUN, "--max-update", "4", "--seed", "7"]
+    for name, extra in (("stock", []), ("plugin", ["--user-dir", fsq.USER_DIR, "--dpq-K", "0"])):
+        fsq.run(["fairseq-train", *argv, "--save-dir", tmp_path / name, *extra])
+    a, b = last(tmp_path / "stock")["model"], last(tmp_path / "plugin")["model"]
+    assert a.keys() == b.keys()
+    # fairseq 0.12.2 saves a tensor that it never sets, whatever the memory held.
+    assert all(torch.equal(a[key], b[key]) for key in a if not key.endswith("_float_tensor"))
+
+
+def test_installed_name_works_from_any_directory(corpus, tmp_path) -> None:
+    argv = [corpus, *TRANSFORMER, *RUN, "--max-update", "1", "--save-dir", tmp_path / "ck"]
+    argv += ["--dpq-K", "4", "--dpq-D", "4"]
+    done = fsq.run(["fairseq-train", *argv, "--user-dir", fsq.USER_DIR], cwd=tmp_path)
+    assert "DPQ sx K=4 D=4" in done.stdout + done.stderr
+
+
+def test_a_task_registered_later_has_the_options() -> None:
+    from fairseq.tasks import TASK_REGISTRY, register_task
+    from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+    @register_task("late_task_for_options", dataclass=TranslationConfig)
+    class LateTaskForOptions(TranslationTask):
+        pass
+
+    import argparse
+
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    TASK_REGISTRY["late_task_for_options"].add_args(parser)
+    assert parser.parse_args(["data", "--dpq-K", "3"]).dpq_K == 3

@@ -1,0 +1,164 @@
+"""Restoring checkpoints: same options or an error with both; full tables start DPQ ones."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from fairseq_dpq import DPQEmbedding
+from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding
+from helpers.plugin_runs import TRANSFORMER, last, train
+
+pytestmark = pytest.mark.slow
+
+SX = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all"
+TIED = [*TRANSFORMER, "--share-decoder-input-output-embed"]
+
+
+@pytest.fixture(scope="module")
+def full(corpus, tmp_path_factory):
+    where = tmp_path_factory.mktemp("full")
+    train(corpus, where, *TIED, updates=8)
+    return where / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def dpq(corpus, tmp_path_factory):
+    where = tmp_path_factory.mktemp("dpq")
+    train(corpus, where, *TIED, updates=2, dpq=SX)
+    return where / "checkpoint_last.pt"
+
+
+def resume(corpus, tmp_path, checkpoint, dpq: str, *flags: str) -> str:
+    tmp_path.mkdir(exist_ok=True)
+    shutil.copy(checkpoint, tmp_path / "checkpoint_last.pt")
+    return train(corpus, tmp_path, *TIED, *flags, updates=4, dpq=dpq)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", r"trained with DPQ \(--dpq-K 8 --dpq-D 4 --dpq-method sx\).*has no --dpq-K"),
+        (
+            "--dpq-K 16 --dpq-D 4 --dpq-embeddings all",
+            r"--dpq-K 8 in the checkpoint, 16 here\. .*another --save-dir$",
+        ),
+        (
+            SX + " --dpq-tau 2",
+            r"--dpq-tau 1.0 in the checkpoint, 2.0 here\. .*or .* --reset-optimizer$",
+        ),
+        (SX + " --dpq-no-normalize", r"--dpq-no-normalize False in the checkpoint, True here"),
+        (
+            "--dpq-K 8 --dpq-D 4",
+            r"tables at decoder.embed_tokens, encoder.embed_tokens; .* at encoder.embed_tokens",
+        ),
+    ],
+)
+def test_other_or_forgotten_options(corpus, dpq, tmp_path, options, message) -> None:
+    with pytest.raises(DPQConfigError, match=message):
+        resume(corpus, tmp_path, dpq, options)
+
+
+def test_training_options_may_change_with_a_reset_optimizer(corpus, dpq, tmp_path) -> None:
+    log = resume(corpus, tmp_path, dpq, SX + " --dpq-tau 2", "--reset-optimizer")
+    assert "Loaded checkpoint" in log
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "buffers"),
+    [
+        ("sx", "--dpq-reseed-after 3", {"idle"}),
+        ("sx", "--dpq-kmeans-init 1", {"start_counts", "start_updates"}),
+        ("vq", "--dpq-ema-decay 0.9", {"ema_count", "ema_sum"}),
+    ],
+)
+def test_options_with_state_are_taken_on_and_left_out(corpus, tmp_path, method, option, buffers):
+    """What a collapsing run is advised to try can be tried on the run itself, and undone."""
+    plain = f"{SX} --dpq-method {method}"
+    train(corpus, tmp_path / "plain", *TIED, updates=2, dpq=plain)
+    path = "encoder.embed_tokens."
+    before = last(tmp_path / "plain")["model"]
+
+    def added(where) -> set:
+        state = last(where)["model"]
+        return {key[len(path) :] for key in state if key.startswith(path)} - {
+            key[len(path) :] for key in before
+        }
+
+    checkpoint = tmp_path / "plain" / "checkpoint_last.pt"
+    log = resume(corpus, tmp_path / "on", checkpoint, f"{plain} {option}", "--reset-optimizer")
+    assert "Loaded checkpoint" in log
+    assert added(tmp_path / "on") == buffers
+    checkpoint = tmp_path / "on" / "checkpoint_last.pt"
+    log = resume(corpus, tmp_path / "off", checkpoint, plain, "--reset-optimizer")
+    assert "Loaded checkpoint" in log
+    assert added(tmp_path / "off") == set()
+
+
+def test_averages_that_are_taken_on_begin_at_the_trained_centroids() -> None:
+    torch.manual_seed(0)
+    old = FairseqDPQEmbedding(20, 8, 1, K=4, D=2, method="vq")
+    state = {f"embed.{key}": tensor for key, tensor in old.state_dict().items()}
+    layer = FairseqDPQEmbedding(20, 8, 1, K=4, D=2, method="vq", ema_decay=0.9)
+    layer.upgrade_state_dict_named(state, "embed")
+    layer.load_state_dict({key[len("embed.") :]: tensor for key, tensor in state.items()})
+    assert torch.equal(layer.ema_sum / layer.ema_count.unsqueeze(-1), old.values)
+    del state["embed.norm_mean"]  # not something to start anew: the codes depend on it
+    layer.upgrade_state_dict_named(state, "embed")
+    with pytest.raises(RuntimeError, match="norm_mean"):
+        layer.load_state_dict({key[len("embed.") :]: tensor for key, tensor in state.items()})
+
+
+def test_full_tables_need_a_word_from_the_user(corpus, full, tmp_path) -> None:
+    with pytest.raises(DPQConfigError, match=r"full tables.*--finetune-from-model"):
+        resume(corpus, tmp_path, full, SX)
+
+
+@pytest.mark.parametrize("method", ["sx", "vq"])
+def test_a_full_model_is_fine_tuned_into_a_dpq_model(corpus, full, tmp_path, method) -> None:
+    """With a K that loses little, the first losses are the full model's, not a new model's."""
+    options = f"--dpq-K 32 --dpq-D 16 --dpq-embeddings all --dpq-method {method}"
+    flags = [*TIED, "--finetune-from-model", str(full)]
+    log = train(corpus, tmp_path / "ft", *flags, updates=1, dpq=options)
+    new = train(corpus, tmp_path / "new", *TIED, updates=1, dpq=options)
+
+    def first_loss(text: str) -> float:
+        from helpers import fsq
+
+        return fsq.logged(text, r"train_inner \| .*? loss")[0]
+
+    again = train(corpus, tmp_path / "full", *TIED, "--finetune-from-model", str(full), updates=1)
+    assert abs(first_loss(log) - first_loss(again)) < 0.25 * abs(
+        first_loss(new) - first_loss(again)
+    )
+    assert not [key for key in last(tmp_path / "ft")["model"] if key.endswith("tokens.weight")]
+
+
+def test_start_from_a_full_table_is_near_it() -> None:
+    torch.manual_seed(0)
+    table = torch.randn(200, 32)
+    layer = FairseqDPQEmbedding(200, 32, 1, K=64, D=16)
+    state = {"embed.weight": table}
+    layer.upgrade_state_dict_named(state, "embed")
+    layer.load_state_dict({k[len("embed.") :]: v for k, v in state.items()})
+    layer.eval()
+    error = (layer(torch.arange(2, 200)) - table[2:]).pow(2).sum() / table[2:].pow(2).sum()
+    assert error < 0.05
+
+
+def test_pretrained_vectors_start_a_table(corpus, tmp_path) -> None:
+    words = [line.split()[0] for line in (corpus / "dict.src.txt").read_text().splitlines()]
+    torch.manual_seed(1)
+    vectors = torch.randn(len(words), 32) * 3
+    text = "\n".join(f"{w} " + " ".join(f"{x:.5f}" for x in v) for w, v in zip(words, vectors))
+    (tmp_path / "vec.txt").write_text(f"{len(words)} 32\n{text}\n")
+    flags = [*TRANSFORMER, "--encoder-embed-path", str(tmp_path / "vec.txt"), "--lr", "1e-30"]
+    train(corpus, tmp_path / "ck", *flags, updates=1, dpq="--dpq-K 32 --dpq-D 16 --dpq-method vq")
+    query = last(tmp_path / "ck")["model"]["encoder.embed_tokens.query"]
+    torch.testing.assert_close(query[4:], vectors, atol=1e-4, rtol=0)
+    values = last(tmp_path / "ck")["model"]["encoder.embed_tokens.values"]
+    start = DPQEmbedding.from_pretrained(query, 1, K=32, D=16, method="vq")
+    torch.testing.assert_close(values, start.values.detach())

@@ -1,0 +1,215 @@
+"""The regulariser reaches the loss of every criterion, once; statistics follow; the log says so."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from fairseq import metrics
+from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion, register_criterion
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+
+from fairseq_dpq.config import DPQConfigError
+from helpers import fsq
+from helpers.plugin_runs import TRANSFORMER, last, train
+
+pytestmark = pytest.mark.slow
+
+VQ = "--dpq-K 8 --dpq-D 4 --dpq-method vq --seed 3 "
+
+
+if "foreign_for_test" not in CRITERION_REGISTRY:
+
+    @register_criterion("foreign_for_test")
+    class ForeignForTest(FairseqCriterion):
+        """A criterion that knows nothing of DPQ: it predicts every target token's log-prob."""
+
+        def forward(self, model, sample, reduce=True):
+            logits, _ = model(**sample["net_input"])
+            target = sample["target"].reshape(-1)
+            loss = torch.nn.functional.cross_entropy(
+                logits.reshape(target.numel(), -1), target, ignore_index=1, reduction="sum"
+            )
+            size = sample["target"].size(0)
+            return loss, size, {"loss": loss.data, "sample_size": size}
+
+        @staticmethod
+        def reduce_metrics(logging_outputs) -> None:
+            size = sum(log["sample_size"] for log in logging_outputs)
+            metrics.log_scalar("loss", sum(log["loss"] for log in logging_outputs) / size, size)
+
+    @register_criterion("nested_for_test")
+    class NestedForTest(CrossEntropyCriterion):
+        """A criterion that calls another one and takes half of its loss; the regulariser must
+        still come in once, and whole."""
+
+        def __init__(self, task, sentence_avg):
+            super().__init__(task, sentence_avg)
+            self.inner = CrossEntropyCriterion(task, sentence_avg)
+
+        def forward(self, model, sample, reduce=True):
+            loss, size, log = self.inner(model, sample)
+            return loss / 2, size, log
+
+
+@pytest.mark.parametrize(
+    "criterion", ["cross_entropy", "label_smoothed_cross_entropy", "foreign_for_test"]
+)
+def test_centroids_move_with_the_regulariser_and_only_with_it(corpus, tmp_path, criterion) -> None:
+    values = {}
+    for weight in ("0", "1"):
+        for updates in (1, 4):
+            where = tmp_path / f"{weight}-{updates}"
+            flags = [*TRANSFORMER, "--criterion", criterion, "--lr", "1e-2"]
+            dpq = VQ + f"--dpq-reg-weight {weight}"
+            # The first update's learning rate is 0 in neither run: compare 1 update with 4.
+            train(corpus, where, *flags, updates=updates, dpq=dpq)
+            values[weight, updates] = last(where)["model"]["encoder.embed_tokens.values"]
+    assert torch.equal(values["0", 1], values["0", 4])
+    assert (values["1", 1] - values["1", 4]).abs().max() > 1e-3
+
+
+def test_regulariser_is_scaled_by_sample_size_and_added_once(corpus, tmp_path) -> None:
+    """Worked out again from the saved tables: one SGD step with and without the regulariser.
+
+    With weight r the centroids move by lr * r * d(reg)/dV whatever the criterion's sample size, so
+    that twice the weight moves them twice as far, and a nested criterion no further.
+    """
+    moved = {}
+    for name, criterion, weight in (
+        ("start", "cross_entropy", "0"),
+        ("once", "cross_entropy", "1"),
+        ("twice", "cross_entropy", "2"),
+        ("nested", "nested_for_test", "1"),
+        ("foreign", "foreign_for_test", "1"),
+        ("sentence", "cross_entropy --sentence-avg", "1"),
+    ):
+        flags = [*TRANSFORMER, "--criterion", *criterion.split(), "--optimizer", "sgd"]
+        dpq = VQ + f"--dpq-reg-weight {weight} --lr 0.5"
+        train(corpus, tmp_path / name, *flags, updates=1, dpq=dpq)
+        moved[name] = last(tmp_path / name)["model"]["encoder.embed_tokens.values"]
+    step = moved["once"] - moved["start"]
+    assert step.abs().max() > 1e-4
+    torch.testing.assert_close(moved["twice"] - moved["start"], 2 * step, rtol=1e-3, atol=1e-7)
+    for name in ("nested", "foreign", "sentence"):
+        torch.testing.assert_close(moved[name] - moved["start"], step, rtol=1e-3, atol=1e-7)
+
+
+def test_a_run_cannot_lose_the_regulariser_silently(corpus, tmp_path, monkeypatch) -> None:
+    from fairseq.tasks.fairseq_task import FairseqTask
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        model.train()
+        model.set_num_updates(update_num)
+        loss, size, log = criterion.forward(model, sample)  # past the module call
+        optimizer.backward(loss)
+        return loss, size, log
+
+    monkeypatch.setattr(FairseqTask, "train_step", train_step)
+    with pytest.raises(DPQConfigError, match=r"regulariser of encoder.embed_tokens did not"):
+        train(corpus, tmp_path, *TRANSFORMER, updates=2, dpq=VQ)
+
+
+def test_validation_loss_is_the_tasks_alone(corpus, tmp_path) -> None:
+    """The same weights validate to the same loss whatever the regulariser's weight."""
+    losses = set()
+    for weight in ("1", "1000"):
+        flags = [*TRANSFORMER, "--lr", "1e-30"]
+        log = train(
+            corpus, tmp_path / weight, *flags, updates=1, dpq=VQ + f"--dpq-reg-weight {weight}"
+        )
+        losses.add(fsq.logged(log, r"valid on .*? \| loss")[0])
+        train_loss = fsq.logged(log, r"train_inner \| .*? loss")[0]
+        assert train_loss < 10
+    assert len(losses) == 1
+
+
+@pytest.mark.parametrize("extra", ["", "--dpq-ema-decay 0.9"])
+def test_dpq_reg_is_the_error_whatever_its_weight(corpus, tmp_path, extra) -> None:
+    """The same unit in training and validation: the mean squared error, without weights."""
+    logged = {}
+    for weight in ("1", "1000"):
+        dpq = f"{VQ} {extra} --dpq-no-normalize --dpq-reg-weight {weight}"
+        log = train(corpus, tmp_path / weight, *TRANSFORMER, "--lr", "1e-30", updates=1, dpq=dpq)
+        logged[weight] = [
+            fsq.logged(log, pattern + r".*? dpq_reg")[0]
+            for pattern in (r"train_inner \|", r"valid on .*?\|")
+        ]
+    assert logged["1"] == logged["1000"]
+    trained, valid = logged["1"]
+    assert valid > 0 and trained > 0
+    if not extra:  # the moving average changes the centroids in between, whatever --lr is
+        assert abs(trained - valid) < 0.3 * valid
+
+
+def test_a_search_in_validation_leaves_the_regulariser_alone(corpus, tmp_path) -> None:
+    """--eval-bleu runs the model outside the criterion: neither the logged error of validation
+    nor the loss of the next training batch may take those passes in."""
+    logs = {}
+    for name, more in (("plain", []), ("bleu", ["--eval-bleu", "--eval-bleu-args", "{}"])):
+        flags = [*TRANSFORMER, *more, "--validate-interval-updates", "1"]
+        logs[name] = train(corpus, tmp_path / name, *flags, updates=3, dpq=VQ)
+    assert "bleu" in logs["bleu"]
+    for pattern in (
+        r"train_inner \| .*? loss",
+        r"train_inner \|.*? dpq_reg",
+        r"valid on .*? dpq_reg",
+    ):
+        plain, bleu = (fsq.logged(logs[name], pattern) for name in ("plain", "bleu"))
+        assert len(plain) == 3 and plain == bleu, pattern
+
+
+@pytest.mark.parametrize("log_format", ["simple", "json", "tqdm", "none"])
+def test_log_formats(corpus, tmp_path, log_format) -> None:
+    flags = [*TRANSFORMER, "--log-format", log_format, "--log-file", str(tmp_path / "log.txt")]
+    flags += ["--tensorboard-logdir", str(tmp_path / "tb")] if log_format == "simple" else []
+    text = train(
+        corpus, tmp_path / "ck", *flags, "--validate-interval-updates", "2", updates=4, dpq=VQ
+    )
+    if log_format == "json":
+        rows = [
+            json.loads(line[line.index("{") :])
+            for line in text.splitlines()
+            if '"valid_loss"' in line
+        ]
+        assert {"valid_dpq_reg", "valid_dpq_used", "valid_dpq_entropy"} <= rows[0].keys()
+        assert "valid_dpq_changed" in rows[1] and 0 <= float(rows[1]["valid_dpq_changed"]) <= 1
+    elif log_format == "none":  # fairseq prints no figures then; the line of each table remains
+        assert "dpq_used" not in text
+        assert re.search(r"encoder.embed_tokens: [\d.]+% of codes used, entropy [\d.]+ bits", text)
+    else:
+        valid = [line for line in text.splitlines() if "valid on" in line and "loss" in line]
+        assert re.search(r"dpq_reg [\d.]+ .*dpq_used [\d.]+ .*dpq_entropy [\d.]+", valid[0])
+        assert re.search(r"dpq_changed [\d.]+", valid[1])
+    if log_format == "simple":
+        pytest.importorskip("tensorboard", reason="the older stack's environment has none")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(tmp_path / "tb" / "valid"))
+        events.Reload()
+        tags = events.Tags()["scalars"]
+        assert {"dpq_reg", "dpq_used", "dpq_entropy", "dpq_changed"} <= set(tags)
+
+
+def test_collapse_gives_a_warning(corpus, tmp_path, monkeypatch) -> None:
+    """All queries alike: one code in use, and the log says what to try."""
+    from fairseq_dpq import embedding
+
+    draw = embedding.draw_like
+
+    def all_alike(parameters, table, padding_idx):
+        draw(parameters, table, padding_idx)
+        parameters["query"].fill_(0.1)
+
+    monkeypatch.setattr(embedding, "draw_like", all_alike)
+    log = train(corpus, tmp_path, *TRANSFORMER, "--lr", "1e-30", updates=1, dpq=VQ)
+    assert "WARNING | fairseq_dpq | encoder.embed_tokens: the codes collapse (12.5% of codes" in log
+    assert "--dpq-kmeans-init" in log and "--dpq-rotation-trick" in log
+
+
+def test_statistics_follow_updates_not_micro_batches(corpus, tmp_path) -> None:
+    flags = [*TRANSFORMER, "--update-freq", "3"]
+    train(corpus, tmp_path, *flags, updates=2, dpq="--dpq-K 8 --dpq-D 4")
+    assert last(tmp_path)["model"]["encoder.embed_tokens.norm_updates"].item() == 2

@@ -1,0 +1,151 @@
+"""Every stored form: lookup, bytes, state_dict, files, scripting; rows worked out in the test."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_dpq.forms import FORMS
+from fairseq_dpq.forms.base import from_file
+from fairseq_dpq.forms.low_rank import LowRankEmbedding
+from fairseq_dpq.forms.scalar import ScalarEmbedding
+from fairseq_dpq.safetensors_file import ExportError, metadata
+
+CASES = [
+    ("product_codes", {"K": 5, "D": 4}),
+    ("product_codes", {"K": 8, "D": 3, "share_subspaces": True}),
+    ("scalar", {"bits": 8}),
+    ("scalar", {"bits": 6, "by_row": False}),
+    ("scalar", {"bits": 3}),
+    ("scalar", {"bits": 2}),
+    ("low_rank", {"rank": 4}),
+]
+PARAMETERS = pytest.mark.parametrize(
+    ("kind", "settings"), CASES, ids=["-".join(map(str, [k, *s.values()])) for k, s in CASES]
+)
+N, DIM, PAD = 40, 12, 1
+
+
+def make(kind: str, settings: dict, pad: int | None = PAD):
+    torch.manual_seed(0)
+    return FORMS[kind].from_table(torch.randn(N, DIM), pad, **settings)
+
+
+def test_every_listed_form_is_tested() -> None:
+    assert {kind for kind, _ in CASES} == set(FORMS)
+
+
+@PARAMETERS
+def test_lookup_dense_and_padding(kind: str, settings: dict) -> None:
+    form = make(kind, settings)
+    dense = form.dense()
+    assert dense.shape == (N, DIM) and not dense[PAD].any()
+    for dtype in (torch.int32, torch.int64):
+        ids = torch.tensor([[3, PAD, 39], [0, 3, 7]], dtype=dtype)
+        torch.testing.assert_close(form(ids), dense[ids.long()], rtol=0, atol=1e-6)
+    assert torch.equal(form.weight, dense) and form(torch.zeros(0, 2).long()).shape == (0, 2, DIM)
+    for wrong in (N, -1):
+        with pytest.raises(IndexError):
+            form(torch.tensor([wrong]))
+
+
+@PARAMETERS
+def test_state_dict_bytes_and_settings(kind: str, settings: dict) -> None:
+    form = make(kind, settings)
+    state = form.state_dict()
+    assert form.saved_nbytes == sum(t.numel() * t.element_size() for t in state.values())
+    assert form.nbytes >= sum(b.numel() * b.element_size() for b in form.buffers())
+    assert form.compression_ratio() == 4 * N * DIM / form.saved_nbytes
+    assert settings.items() <= form.settings().items() and form.mark in state
+    other = FORMS[kind](N, DIM, PAD, **form.settings())
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer))
+    assert torch.equal(other.dense(), form.dense())
+    assert repr(form).startswith(f"{type(form).__name__}(40, 12, padding_idx=1, ")
+    with pytest.raises(RuntimeError, match=r"size mismatch|needs"):
+        FORMS[kind](N + 1, DIM, PAD, **form.settings()).load_state_dict(form.state_dict())
+
+
+@PARAMETERS
+def test_file_round_trip(kind: str, settings: dict, tmp_path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    form = make(kind, settings)
+    config = {"num_embeddings": N, "embedding_dim": DIM, "padding_idx": PAD, "kind": kind}
+    path = tmp_path / "table.safetensors"
+    safetensors.save_file(
+        form.export_tensors(), str(path), metadata("table", {**config, **form.settings()})
+    )
+    assert torch.equal(from_file(path, FORMS).dense(), form.dense())
+    others = {k: v for k, v in FORMS.items() if k != kind}
+    with pytest.raises(ExportError, match=f"holds a table of kind {kind}, not"):
+        from_file(path, others)
+
+
+@PARAMETERS
+def test_torchscript(kind: str, settings: dict) -> None:
+    form = make(kind, settings)
+    ids = torch.tensor([[3, PAD], [5, 0]])
+    assert torch.equal(torch.jit.script(form)(ids), form(ids))
+
+
+@PARAMETERS
+def test_half_precision_values(kind: str, settings: dict) -> None:
+    form = make(kind, settings)
+    small = make(kind, settings).half()
+    assert small.dense().dtype == torch.float16
+    torch.testing.assert_close(small.dense().float(), form.dense(), rtol=2e-2, atol=2e-2)
+
+
+# One form at a time -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("by_row", [True, False])
+def test_scalar_rows_by_numpy(bits: int, by_row: bool) -> None:
+    table = torch.randn(30, 7) * 3
+    form = ScalarEmbedding.from_table(table, bits=bits, by_row=by_row)
+    x = table.numpy()
+    low = x.min(1, keepdims=True) if by_row else x.min()
+    high = x.max(1, keepdims=True) if by_row else x.max()
+    scale = ((high - low) / np.float32(2**bits - 1)).astype(np.float32)
+    wanted = np.round((x - low) / scale) * scale + low
+    np.testing.assert_allclose(form.dense().numpy(), wanted, atol=1e-5)
+    assert np.abs(form.dense().numpy() - x).max() <= scale.max() / 2 + 1e-5
+    row_bytes = -(-7 * bits // 8)
+    assert form.saved_nbytes == 30 * row_bytes + 8 * (30 if by_row else 1) + 32
+    assert form.formula_bits() == 30 * 7 * bits + 64 * (30 if by_row else 1)
+
+
+def test_scalar_of_a_constant_table_and_bad_bits() -> None:
+    form = ScalarEmbedding.from_table(torch.full((4, 3), 2.5), bits=4)
+    assert torch.equal(form.dense(), torch.full((4, 3), 2.5))
+    for bits in (1, 9):
+        with pytest.raises(ValueError, match=f"bits={bits}: must be from 2 to 8"):
+            ScalarEmbedding(4, 3, bits=bits)
+
+
+def test_a_damaged_level_is_noticed() -> None:
+    form = make("scalar", {"bits": 4})
+    state = form.state_dict()
+    state["levels"] = state["levels"].clone()
+    state["levels"][3, 2] ^= 16
+    with pytest.raises(RuntimeError, match="levels do not match their checksum"):
+        make("scalar", {"bits": 4}).load_state_dict(state)
+
+
+def test_low_rank_is_the_best_of_its_rank() -> None:
+    """Eckart and Young: the error is that of the singular values that were left out."""
+    table = torch.randn(50, 10)
+    singular = torch.linalg.svdvals(table)
+    for rank in (1, 4, 10):
+        form = LowRankEmbedding.from_table(table, rank=rank)
+        error = (form.dense() - table).pow(2).sum()
+        torch.testing.assert_close(error, singular[rank:].pow(2).sum(), rtol=1e-3, atol=1e-6)
+        assert form.formula_bits() == 32 * rank * 60 and form.saved_nbytes == 4 * rank * 60
+    with pytest.raises(ValueError, match="rank=11: must be from 1 to embedding_dim=10"):
+        LowRankEmbedding(50, 10, rank=11)

@@ -1,0 +1,164 @@
+"""recipes/: the commands that the scripts print, compared with a list of all of them, and what it
+takes to add a recipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = (ROOT / "tests" / "golden_commands.txt").read_text(encoding="utf-8")
+CASES = re.findall(r"^\$ (.*)\n((?:.*\n)*?)rc=(\d)$", GOLDEN, re.MULTILINE)
+LAUNCH = ("WORLD_SIZE", "RANK", "WORKERS", "BATCH", "MICRO", "DATA", "SAVE_DIR", "OUT", "SHARE")
+
+
+def _run(root: Path, command: str, **env: str) -> tuple[int, str]:
+    """Exit code and output of a line as one would type it, from `root`."""
+    clean = {k: v for k, v in os.environ.items() if k not in LAUNCH and "SLURM" not in k}
+    words = shlex.split(command)
+    while "=" in words[0]:
+        name, value = words.pop(0).split("=", 1)
+        env[name] = value
+    done = subprocess.run(
+        ["sh", *words],
+        cwd=root,
+        env={**clean, "PYTHON": "false", "DRY_RUN": "1", **env},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
+    )
+    return done.returncode, done.stdout
+
+
+def test_golden_list_has_every_recipe_with_every_method() -> None:
+    listed = {"_".join(case[0].split(".sh ")[1].split()[:3]) for case in CASES if "_lm" in case[0]}
+    listed |= {"_".join(case[0].split(".sh ")[1].split()[:2]) for case in CASES}
+    recipes = [path.stem for path in (ROOT / "recipes").glob("*.conf")]
+    assert len(recipes) == 12
+    for recipe in recipes:
+        for method in ("full", "sx", "vq"):
+            assert f"{recipe}_{method}" in listed
+
+
+@pytest.mark.parametrize("script", ["train_lm.sh", "train_nmt.sh", "score_nmt.sh"])
+def test_commands_are_those_of_the_golden_list(script: str) -> None:
+    cases = [case for case in CASES if f"scripts/{script}" in case[0]]
+    assert len(cases) >= 12
+    for command, output, code in cases:
+        assert _run(ROOT, command) == (int(code), output), command
+
+
+def test_train_lm_and_train_nmt_are_names_of_train() -> None:
+    for old, new in (
+        ("train_lm.sh ptb small sx --cpu", "train.sh ptb_small sx --cpu"),
+        ("train_nmt.sh multi30k vq --cpu", "train.sh multi30k vq --cpu"),
+        ("score_nmt.sh wmt19 a.pt", "score.sh wmt19 a.pt"),
+    ):
+        code, output = _run(ROOT, f"scripts/{old}")
+        assert (code, output.replace(old.split()[0], new.split()[0])) == _run(
+            ROOT, f"scripts/{new}"
+        )
+        assert code == 0
+
+
+def test_language_models_are_scored_by_perplexity() -> None:
+    code, output = _run(ROOT, "scripts/score.sh ptb_small c.pt --gen-subset valid")
+    assert code == 0
+    assert output == (
+        "fairseq-eval-lm data-bin/ptb --user-dir fairseq_dpq --path c.pt --gen-subset valid "
+        "--task stateful_lm --gen-subset valid\n"
+    )
+
+
+TOY = """
+data=toy
+unit=blocks batch=6
+flags="--arch toy_lm @method --note 'two words' @batch --lr 1"
+methods="
+low_rank  --dpq-method low_rank --dpq-rank 8 --dpq-share-subspaces ... --seed 3
+"
+needs=dict.txt
+metric=perplexity
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of scripts and recipes that a test may add to."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    return tmp_path
+
+
+def test_recipe_is_one_file(checkout: Path) -> None:
+    (checkout / "recipes" / "toy.conf").write_text(TOY)
+    prefix = (
+        "fairseq-train data-bin/toy --user-dir fairseq_dpq --save-dir checkpoints/toy_{} "
+        "--no-epoch-checkpoints --log-format simple --arch toy_lm"
+    )
+    assert _run(checkout, "WORKERS=2 scripts/train.sh toy full") == (
+        0,
+        prefix.format("full") + " --note 'two words' --batch-size 3 --lr 1"
+        " --distributed-world-size 2\n",
+    )
+    assert _run(checkout, "SHARE=0 scripts/train.sh toy low_rank --cpu --lr 2") == (
+        0,
+        prefix.format("low_rank") + " --dpq-method low_rank --dpq-rank 8 --note 'two words'"
+        " --batch-size 6 --lr 1 --seed 3 --cpu --lr 2\n",
+    )
+    code, output = _run(checkout, "scripts/train.sh toy sx --cpu")
+    assert (code, output) == (
+        2,
+        "train.sh: METHOD 'sx' is unknown to recipe toy; choose full or low_rank\n",
+    )
+    code, output = _run(checkout, "WORKERS=4 scripts/train.sh toy full")
+    assert output == "train.sh: 4 workers do not divide 6 blocks; set WORKERS to 1, 2, 3 or 6\n"
+    code, output = _run(checkout, "BATCH=8 WORKERS=4 scripts/train.sh toy full")
+    assert " --batch-size 2 " in output
+    code, output = _run(checkout, "scripts/train.sh toy full --cpu", DRY_RUN="0")
+    assert (code, output) == (
+        2,
+        "train.sh: no dict.txt in DATA 'data-bin/toy'; run: scripts/prepare.sh toy\n",
+    )
+    assert _run(checkout, "scripts/prepare.sh")[1].endswith("multi30k ptb toy wikitext2 wmt19 \n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "command", "message"),
+    [
+        ("@batch", "", "train.sh toy full --cpu", "flags must hold @method, then @batch"),
+        ("perplexity", "rouge", "score.sh toy a.pt", "metric 'rouge' is neither bleu nor"),
+    ],
+)
+def test_faults_of_a_recipe(checkout: Path, old: str, new: str, command: str, message: str) -> None:
+    (checkout / "recipes" / "toy.conf").write_text(TOY.replace(old, new))
+    code, output = _run(checkout, f"scripts/{command}")
+    assert code == 2
+    assert output.startswith(f"{command.split()[0]}: recipes/toy.conf: {message}")
+
+
+@pytest.mark.parametrize("name", ["", "../recipes/ptb_small", "x y", "nothing"])
+def test_unknown_recipe(name: str) -> None:
+    code, output = _run(ROOT, f"scripts/train.sh '{name}' full --cpu")
+    assert code == 2
+    assert output.startswith(f"train.sh: RECIPE '{name}' is unknown; choose iwslt15-en-vi, ")
+
+
+@pytest.mark.parametrize("name", ["iwslt15", "multi30k", "ptb", "wikitext2", "wmt19"])
+def test_prepare_runs_the_module_of_the_data_set(name: str) -> None:
+    for command in (f"prepare.sh {name}", f"prepare_{name}.sh"):
+        code, output = _run(ROOT, f"scripts/{command} --force", PYTHON="echo")
+        assert (code, output.splitlines()[-1]) == (0, f"-m fairseq_dpq.datasets.{name} --force")
+
+
+def test_prepare_refuses_unknown_names() -> None:
+    expected = (2, "prepare.sh: NAME 'archives' is unknown; choose one of: iwslt15 multi30k ptb "
+                "wikitext2 wmt19 \n")  # fmt: skip
+    assert _run(ROOT, "scripts/prepare.sh archives") == expected
