@@ -29,11 +29,11 @@ class Codebook:
 
 
 class Penalty(NamedTuple):
-    """The regulariser of one forward pass, as sums over its tokens and dimensions."""
+    """The regulariser of one forward pass, as sums over its tokens."""
 
     total: Tensor  # with weights and gradient
-    error: Tensor  # squared quantisation error, for the log
-    numbers: int  # how many were summed
+    error: Tensor  # squared quantisation error, a mean over dimensions, for the log
+    tokens: int
 
 
 class Step(NamedTuple):

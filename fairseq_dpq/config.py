@@ -43,26 +43,49 @@ class DPQConfig:
         "how a query is compared with the keys (default: dot for sx; vq takes euclidean only)",
         choices=tuple(DISTANCES),
     )
-    tau: float = _option(1.0, "temperature of the softmax that gives sx its gradient")
+    tau: float | None = _option(
+        None,
+        "temperature of the softmax that gives sx its gradient (default: 0.25 after a warm-up, "
+        "else 1.0)",
+    )
     share_subspaces: bool = _option(
         False, "all groups share one set of keys and values (smaller still)"
     )
     key_dim: int | None = _option(
         None, "size of a query or key in each group, sx only (default: embedding size / D)"
     )
-    normalize: bool = _option(
-        True,
-        "do not batch-normalise the distances before the codes are chosen",
+    normalize: bool | None = _option(
+        None,
+        "do not normalise the distances before the codes are chosen (default: sx normalises, vq "
+        "does not)",
         flag="no-normalize",
     )
-    reg_weight: float = _option(1.0, "weight of the vq regulariser, which moves the centroids")
-    commitment: float = _option(
-        0.0, "weight of the vq commitment term, which draws queries to their centroids"
+    batch_stats: bool = _option(
+        False,
+        "normalise by each batch's own statistics in training, as the paper does, instead of the "
+        "running ones",
     )
-    ema_decay: float = _option(
-        0.0,
-        "move vq centroids by an exponential moving average with this decay instead of the "
-        "regulariser's gradient, e.g. 0.99 (0: off)",
+    reg_weight: float = _option(
+        1.0, "weight of the vq regulariser, which moves the centroids, with --dpq-ema-decay 0"
+    )
+    commitment: float | None = _option(
+        None,
+        "weight of the vq commitment term, which draws queries to their centroids (default: 0.5)",
+    )
+    ema_decay: float | None = _option(
+        None,
+        "move vq centroids by an exponential moving average with this decay, 0: by the "
+        "regulariser's gradient (default: 0.99)",
+    )
+    warmup_updates: int | None = _option(
+        None,
+        "first updates in which the table is a plain one; k-means of it then gives the codes, 0: "
+        "off (default: an eighth of --max-update)",
+    )
+    ramp_updates: int | None = _option(
+        None,
+        "updates after the warm-up over which quantised rows take the place of plain ones "
+        "(default: half of --max-update)",
     )
     kmeans_init: int = _option(
         0, "collect the tokens of this many first updates, then start the keys by k-means (0: off)"
@@ -85,6 +108,15 @@ class DPQConfig:
     def method_object(self) -> Method:
         """The method that `method` names."""
         return METHODS[self.method]
+
+    def resolved(self, tied: bool = False, max_update: int = 0) -> DPQConfig:
+        """The options with a value for each that was left open, as the method has it.
+
+        `tied` if an output layer uses the table too; `max_update` is the length of the training,
+        0 if it is not known.
+        """
+        own = self.method_object.defaults(self, tied, max_update)
+        return replace(self, **{k: v for k, v in own.items() if getattr(self, k) is None})
 
     def compact_bits(self, num_embeddings: int, embedding_dim: int) -> int:
         """Bits of the inference form by the paper's formula: codes and 32-bit values."""
@@ -155,6 +187,19 @@ def _check_codes(c: DPQConfig, need: Callable[[bool, str, str], None]) -> None:
     need(_is_int(c.D) and c.D >= 1, "D", "must be 1 or more; try 16")
     need(c.kmeans_init >= 0, "kmeans_init", "must be 0 (off) or a number of updates")
     need(c.reseed_after >= 0, "reseed_after", "must be 0 (off) or a number of updates")
+    for name in ("warmup_updates", "ramp_updates"):
+        value = getattr(c, name)
+        need(value is None or value >= 0, name, "must be 0 (off) or a number of updates")
+    need(
+        not (c.warmup_updates and c.kmeans_init),
+        "kmeans_init",
+        "a warm-up ends with k-means of its own; leave one of the two out",
+    )
+    need(
+        not c.batch_stats or c.normalize is not False,
+        "batch_stats",
+        "there is nothing to normalise by without normalisation; leave one of the two out",
+    )
     need(
         c.key_dim is None or (_is_int(c.key_dim) and c.key_dim >= 1),
         "key_dim",
@@ -185,7 +230,7 @@ class PluginConfig(DPQConfig):
         """The options as flat config keys, as a checkpoint keeps them."""
         own = {f.name: getattr(self, f.name) for f in flag_fields()}
         return {
-            key_of(f): not own[f.name] if "flag" in f.metadata else own[f.name]
+            key_of(f): own[f.name] is False if "flag" in f.metadata else own[f.name]
             for f in flag_fields()
         }
 
@@ -220,7 +265,7 @@ def flag_type(f: Field) -> type:
 
 def flag_default(f: Field) -> Any:
     """The default of the flag: inverted for what is on by default."""
-    return not f.default if "flag" in f.metadata else f.default
+    return False if "flag" in f.metadata else f.default
 
 
 def flag_help(f: Field) -> str:
@@ -242,7 +287,7 @@ def add_flags(parser: Any, names: list[str], *also: str, **defaults: Any) -> Non
             continue
         how: dict[str, Any] = {"dest": f.name, "help": flag_help(f)}
         if flag_type(f) is bool:
-            how["action"] = "store_false" if f.default else "store_true"
+            how["action"] = "store_false" if "flag" in f.metadata else "store_true"
         else:
             how.update(type=flag_type(f), choices=f.metadata.get("choices"))
         parser.add_argument(*also, flag(f.name), default=defaults.get(f.name, f.default), **how)

@@ -21,7 +21,12 @@ from fairseq_dpq.config import DPQConfig
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.packing import code_dtype
 from fairseq_dpq.initialization import draw_like, real_rows
-from fairseq_dpq.statistics import ResponseStatistics, apply_all
+from fairseq_dpq.statistics import (
+    ResponseStatistics,
+    WarmUp,
+    apply_all,
+    copy_from_first_worker,
+)
 
 _UNCOLLECTED = 64  # forward passes whose regulariser may wait to be collected
 _ROWS = 1 << 15  # vocabulary rows handled at once where the whole table is needed
@@ -63,8 +68,9 @@ class DPQEmbedding(nn.Module):
                 f"padding_idx={padding_idx}: must be within the {num_embeddings} rows of the "
                 f"table, from {-num_embeddings} to {num_embeddings - 1}"
             )
-        self.config = DPQConfig(**options)
-        self.config.validate(embedding_dim)
+        config = DPQConfig(**options)
+        config.validate(embedding_dim)
+        self.config = config.resolved()
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
@@ -94,14 +100,16 @@ class DPQEmbedding(nn.Module):
     # Starting values ------------------------------------------------------------------------
 
     def reset_parameters(self, like: Tensor | None = None) -> None:
-        """Draw queries, keys and values from N(0, 1), as nn.Embedding does, or, given a table
-        `like`, from that table's own initial values, whatever initialiser made them."""
+        """Draw values from N(0, 1), as nn.Embedding does, or, given a table `like`, from that
+        table's own initial values, whatever initialiser made them. The start of queries and keys
+        is the method's."""
         with torch.no_grad():
             if like is None:
                 for parameter in self.parameters():
                     parameter.normal_()
             else:
                 draw_like(dict(self.named_parameters()), like, self.padding_idx)
+            self.method.initialize(dict(self.named_parameters()), self.config)
             if self.padding_idx is not None:
                 self.query[self.padding_idx].zero_()
         self.reset_statistics()
@@ -115,6 +123,9 @@ class DPQEmbedding(nn.Module):
         for tracker in self._trackers:
             tracker.clear()
             tracker.reset(self._state(), self.codebook(), started)
+        if not started:
+            real = real_rows(self.query, self.padding_idx)
+            self.method.first_statistics(self.codebook(), self.config, real)
         self._table_cache = None
 
     @torch.no_grad()
@@ -151,6 +162,11 @@ class DPQEmbedding(nn.Module):
         keys = self.keys if "keys" in self._parameters else self.values
         return Codebook(self.query, keys, self.values, ResponseStatistics.running(self._state()))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the warm-up still lasts: rows are the queries themselves, without codes."""
+        return WarmUp.is_plain(self._state())
+
     def _state(self) -> dict[str, Tensor]:
         """The buffers by name, as statistics take them."""
         return self._buffers  # type: ignore[return-value]
@@ -179,6 +195,11 @@ class DPQEmbedding(nn.Module):
 
     def _train(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """Embeddings (tokens, d), the regulariser and what statistics will follow."""
+        if self.is_plain:
+            out = rows + 0 * self._unused()
+            if not self.defer_updates:
+                self.step()
+            return out
         step = self.method.train(rows, self.codebook(), self.config)
         if step.penalty is not None:
             self._add_penalty(step.penalty)
@@ -186,12 +207,27 @@ class DPQEmbedding(nn.Module):
             with torch.no_grad():
                 for tracker in self._trackers:
                     tracker.collect(step, tokens, self._state())
+        out = self._ramped(rows, step.rows)
         if not self.defer_updates:
             self.step()
-        return step.rows
+        return out
+
+    def _unused(self) -> Tensor:
+        """Keys and values have no part in a plain row, yet DDP wants a gradient of each."""
+        rest = [p for name, p in self.named_parameters() if name != "query" and p.requires_grad]
+        return (
+            torch.stack([p.flatten()[0].float() for p in rest]).sum() if rest else torch.zeros(())
+        )
+
+    def _ramped(self, rows: Tensor, quantized: Tensor) -> Tensor:
+        """Between the plain rows and the quantised ones, while the ramp lasts in training."""
+        share = WarmUp.quantized_share(self._state()) if self.training else 1.0
+        return quantized if share == 1 else torch.lerp(rows.float(), quantized, share)
 
     def _evaluate(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """Embeddings (tokens, d), codes by the running statistics."""
+        if self.is_plain:
+            return rows
         if self._frozen_codes is not None:
             codes = self._frozen_codes.index_select(0, tokens).long()
         else:
@@ -228,9 +264,10 @@ class DPQEmbedding(nn.Module):
         if book.stats is not None:  # they may move before the backward pass
             book.stats = book.stats.clone()
         with _float32(self.query.device):
-            for rows in self.query.split(_ROWS):
-                parts.append(self.method.rebuild(rows, self._codes_of(rows), book, self.config))
-        table = torch.cat(parts).to(self.query.dtype)
+            for rows in () if self.is_plain else self.query.split(_ROWS):
+                built = self.method.rebuild(rows, self._codes_of(rows), book, self.config)
+                parts.append(self._ramped(rows, built))
+        table = torch.cat(parts).to(self.query.dtype) if parts else self.query
         if self.padding_idx is not None:
             row = torch.tensor([self.padding_idx], device=table.device)
             table = table.index_fill(0, row, 0)
@@ -247,6 +284,12 @@ class DPQEmbedding(nn.Module):
         n, c = self.num_embeddings, self.config
         if not self.has_codes:
             raise ValueError(f"method {self.method.name} has no codes")
+        if self.is_plain:
+            now, last, _ = self._state()["schedule"].tolist()
+            raise RuntimeError(
+                f"the table is still plain at update {now:.0f}: it gets its codes after "
+                f"{last:.0f} updates of warm-up"
+            )
         codes = torch.empty(n, c.D, dtype=code_dtype(c.K), device=self.query.device)
         for start in range(0, n, _ROWS):
             rows = self.query[start : start + _ROWS]
@@ -272,7 +315,7 @@ class DPQEmbedding(nn.Module):
 
     def freeze(self) -> None:
         """Work the codes out once for all evaluation until `train()` is called again."""
-        self._frozen_codes = self.codes() if self.has_codes else None
+        self._frozen_codes = self.codes() if self.has_codes and not self.is_plain else None
 
     def compression_ratio(self) -> float:
         """Bits of the full float32 table over bits of codes and values, by the formula."""
@@ -326,7 +369,22 @@ class DPQEmbedding(nn.Module):
         Returns True if keys or values were set (k-means start, re-seeding). An optimiser with
         copies of its own, as for fp16, must be told.
         """
-        return apply_all(self._trackers, self._state(), self.codebook())
+        state, book = self._state(), self.codebook()
+        if not self.is_plain:
+            return apply_all(self._trackers, state, book)
+        apply_all([t for t in self._trackers if isinstance(t, WarmUp)], state, book)
+        if self.is_plain:
+            return False
+        self.method.start_from_plain(book, self.config, real_rows(self.query, self.padding_idx))
+        codes = torch.ones(book.keys.shape[:2], dtype=torch.bool, device=book.keys.device)
+        with torch.no_grad():
+            for tracker in self._trackers:
+                tracker.clear()
+                tracker.codes_were_set(state, book, codes)
+            if book.stats is not None:
+                state["norm_updates"].fill_(1)  # those of the vocabulary are known
+        copy_from_first_worker(state, book)
+        return True
 
     # nn.Module --------------------------------------------------------------------------------
 

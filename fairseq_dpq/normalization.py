@@ -35,6 +35,14 @@ def normalize(resp: Tensor, stats: Stats | None) -> Tensor:
     return (resp - stats.mean) * stats.scale()
 
 
+def batch_statistics(resp: Tensor, shared: bool) -> Stats:
+    """Mean and variance of the responses of one batch (tokens, D, K)."""
+    if shared:
+        resp = resp.reshape(-1, 1, resp.shape[-1])
+    var, mean = torch.var_mean(resp, 0, unbiased=False)
+    return Stats(mean, var)
+
+
 def batch_normalize(resp: Tensor, shared: bool) -> tuple[Tensor, Stats]:
     """Normalise responses by this batch's own statistics, per k or per (j, k)."""
     tokens, D, K = resp.shape

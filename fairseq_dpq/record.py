@@ -13,11 +13,13 @@ from typing import Any
 from fairseq_dpq.config import DPQConfig, DPQConfigError
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
+from fairseq_dpq.methods import METHODS
 from fairseq_dpq.version import __version__
 
 RECORD_KEY = "dpq_tables"
 VERSION = 2
 STAGES = ("training", "compact")
+_KNOWN = {f.name for f in fields(DPQConfig)}
 _KIND = "product_codes"  # the only kind of version 1
 
 
@@ -89,15 +91,23 @@ def _from_version_1(raw: dict[str, Any]) -> None:
     raw["stage"] = raw.pop("form")
     raw["written_by"] = "fairseq-dpq 0.1"
     for table in raw["tables"].values():
+        options = table["options"]
         if raw["stage"] == "compact":
             names = ("K", "D", "share_subspaces")
-            table["form"] = {"kind": _KIND, **{k: table["options"][k] for k in names}}
+            table["form"] = {"kind": _KIND, **{k: options[k] for k in names}}
+        # How 0.1 trained: batch statistics, no warm-up, weights by the mean over dimensions.
+        options.update(warmup_updates=0, ramp_updates=0, batch_stats=options["normalize"])
+        for name in ("reg_weight", "commitment"):
+            options[name] = options[name] / table["embedding_dim"]
+        own = ("method", *METHODS[options["method"]].options, "sparse")
+        table["options"] = {
+            name: value for name, value in options.items() if name in own or name not in _KNOWN
+        }
 
 
 def _check(table: Table, stage: str) -> None:
     """What a record claims, as far as it can be checked without the tensors."""
-    known = {f.name for f in fields(DPQConfig)}
-    unknown = sorted(set(table.options) - known)
+    unknown = sorted(set(table.options) - _KNOWN)
     if unknown:
         raise ValueError(f"unknown option {unknown[0]!r}")
     if stage == "compact" and table.form.get("kind") not in FORMS:

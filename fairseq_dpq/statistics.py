@@ -58,6 +58,52 @@ class Tracker:
         """Another tracker, or a start, set the keys or values of these codes (G, K)."""
 
 
+class WarmUp(Tracker):
+    """Counts updates: first the table is plain, then quantised rows take over along a ramp.
+
+    The counts are a buffer, so that a resumed training goes on at the same place; a longer
+    training than was planned does not stretch them.
+    """
+
+    sets_parameters = True
+
+    def __init__(self, plain: int, ramp: int) -> None:
+        self.plain, self.ramp = plain, ramp
+
+    def buffers(self) -> Shapes:
+        return {"schedule": (3,)}  # updates so far, last of the warm-up, last of the ramp
+
+    def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
+        last = self.plain + self.ramp
+        counts = [float(last if started else 0), float(self.plain), float(last)]
+        state["schedule"].copy_(torch.tensor(counts))
+
+    def clear(self) -> None:
+        pass
+
+    def collect(self, step: Step, tokens: Tensor, state: Buffers) -> None:
+        pass
+
+    def sums(self, state: Buffers, book: Codebook) -> list[Tensor]:
+        return []
+
+    def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> None:
+        state["schedule"][0] += 1
+
+    @staticmethod
+    def is_plain(state: Buffers) -> bool:
+        """Whether rows are still the queries themselves."""
+        return "schedule" in state and bool(state["schedule"][0] < state["schedule"][1])
+
+    @staticmethod
+    def quantized_share(state: Buffers) -> float:
+        """The weight of the quantised row beside the query: from 0 to 1 over the ramp."""
+        if "schedule" not in state:
+            return 1.0
+        now, first, last = state["schedule"].tolist()
+        return 1.0 if now >= last else max(0.0, (now - first) / (last - first))
+
+
 class ResponseStatistics(Tracker):
     """Running mean and variance of the responses, by which evaluation normalises them."""
 
@@ -104,6 +150,10 @@ class ResponseStatistics(Tracker):
         updates += some.float().view(())
         # A plain average at first, so that the initial 0 and 1 leave no trace.
         step = (1 / updates.clamp_min(1).double()).clamp_min(_RATE) * some
+        if bool(some) and float(updates) == 1:  # exactly, whatever each worker had before
+            state["norm_mean"].copy_(mean)
+            state["norm_var"].copy_(var)
+            return
         state["norm_mean"].add_((step * (mean - state["norm_mean"])).float())
         state["norm_var"].add_((step * (var - state["norm_var"])).float())
 
@@ -257,10 +307,16 @@ def apply_all(trackers: Sequence[Tracker], state: Buffers, book: Codebook) -> bo
             for other in trackers:
                 other.codes_were_set(state, book, codes)
     if changed:
+        copy_from_first_worker(state, book)
+    return changed
+
+
+def copy_from_first_worker(state: Buffers, book: Codebook) -> None:
+    """Make sure that all workers hold the same, after a start or a new seed."""
+    if _workers() > 1:
         # All that a start or a new seed sets. The queries, which are large, stay as they are.
         for tensor in (book.keys, book.values, *state.values()):
-            _copy_from_first_worker(tensor)
-    return changed
+            dist.broadcast(tensor.data, 0)
 
 
 def _plus(total: Tensor | None, more: Tensor) -> Tensor:
@@ -286,8 +342,3 @@ def _sum_over_workers(parts: list[Tensor]) -> list[Tensor]:
     flat = torch.cat([part.reshape(-1) for part in parts])
     dist.all_reduce(flat)
     return [f.view_as(p) for f, p in zip(flat.split([p.numel() for p in parts]), parts)]
-
-
-def _copy_from_first_worker(tensor: Tensor) -> None:
-    if _workers() > 1:
-        dist.broadcast(tensor.data, 0)

@@ -37,7 +37,7 @@ from fairseq_dpq.methods import METHODS
         ({"tau": 0.0}, "tau=0.0: must be above 0; try 1.0"),
         ({"tau": float("nan")}, "tau=nan: must be above 0; try 1.0"),
         ({"method": "vq", "reg_weight": -1.0}, "reg_weight=-1.0: must not be negative; try 1.0"),
-        ({"method": "vq", "commitment": -0.5}, "commitment=-0.5: must not be negative; try 0.25"),
+        ({"method": "vq", "commitment": -0.5}, "commitment=-0.5: must not be negative; try 0.5"),
         (
             {"commitment": 0.5},
             "commitment=0.5 has no effect with method='sx'; use method='vq'",

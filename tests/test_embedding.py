@@ -189,7 +189,7 @@ def test_deferred_updates_weigh_micro_batches_by_their_tokens() -> None:
     first, second = torch.tensor([3, 4, 5, 1, 1]), torch.tensor([6, 7, 8, 9, 10, 11, 1])
     layer(first)
     layer(second)
-    assert float(layer.norm_updates) == 0 and not layer.norm_mean.any()
+    assert float(layer.norm_updates) == 0
     assert layer.step() is False  # no parameter was set
     both = torch.cat([first, second])
     resp = torch.einsum("tjx,jkx->tjk", q[both[both != 1]], keys).double()
@@ -227,7 +227,7 @@ def test_regularizer_of_several_passes_is_one_mean() -> None:
     regularizer = layer.pop_regularizer()
     q = layer.query.detach()
     with torch.no_grad():
-        error = (layer.eval()(torch.arange(50)) - q).pow(2).mean()
+        error = (layer.eval()(torch.arange(50)) - q).pow(2).sum(1).mean()
     torch.testing.assert_close(regularizer, 2.5 * error)
     assert layer.pop_regularizer() is None and not layer.has_regularizer()
 

@@ -16,6 +16,7 @@ from fairseq_dpq.distances import DISTANCES
 from fairseq_dpq.methods.sx import exchange, exchange_many
 from fairseq_dpq.normalization import Stats, normalize
 from helpers import numpy_dpq as ref
+from helpers.layers import large_start
 
 
 def evaluation_codes(q: torch.Tensor, keys: torch.Tensor, distance: str, stats: Stats | None):
@@ -23,8 +24,8 @@ def evaluation_codes(q: torch.Tensor, keys: torch.Tensor, distance: str, stats: 
     return codes_module.evaluation_codes(q, keys, DISTANCES[distance], stats)
 
 
-SX_OPTIONS: list[dict] = [{}, {"tau": 0.3}, {"key_dim": 5}]
-VQ_OPTIONS: list[dict] = [{}, {"reg_weight": 0.7, "commitment": 0.25}]
+SX_OPTIONS: list[dict] = [{"tau": 1.0}, {"tau": 0.3}, {"tau": 1.0, "key_dim": 5}]
+VQ_OPTIONS: list[dict] = [{"commitment": 0.0}, {"reg_weight": 0.7, "commitment": 0.25}]
 CASES = [
     pytest.param(method, distance, extra, id="-".join([method, distance, *extra]))
     for method, distance, options in (
@@ -45,7 +46,7 @@ def set_parameters(layer: DPQEmbedding, **tensors: list) -> None:
 
 
 def test_sx_by_hand() -> None:
-    layer = DPQEmbedding(1, 1, K=2, D=1, normalize=False)
+    layer = DPQEmbedding(1, 1, K=2, D=1, normalize=False, tau=1.0)
     set_parameters(layer, query=[1.0], keys=[0.0, math.log(3)], values=[2.0, 6.0])
     out = layer(torch.tensor([0]))
     assert out.item() == 6.0  # code 1: <q, k> = ln 3 > 0
@@ -66,7 +67,7 @@ def test_sx_temperature_by_hand() -> None:
 
 
 def test_vq_by_hand() -> None:
-    layer = DPQEmbedding(2, 1, K=2, D=1, method="vq", normalize=False, reg_weight=0.5)
+    layer = DPQEmbedding(2, 1, K=2, D=1, method="vq", reg_weight=0.5, ema_decay=0, commitment=0)
     set_parameters(layer, query=[1.0, 5.0], values=[0.0, 3.0])
     out = layer(torch.tensor([0, 1]))
     assert out.flatten().tolist() == [0.0, 3.0]  # nearest centroids: distances 1 and 2
@@ -98,9 +99,13 @@ def test_step_equals_numpy(
         distance=distance,
         normalize=normalize,
         share_subspaces=shared,
+        batch_stats=normalize,
+        **({"ema_decay": 0} if method == "vq" else {}),
         **extra,
     )
     with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
         layer.query[pad] = 100.0  # would spoil the statistics if padding were counted
     tokens = torch.tensor([[3, 1, 2, 8], [5, 3, 2, 0], [7, 6, 3, 2]])  # 3 repeats, 4 is absent
     up = torch.randn(3, 4, d)
@@ -148,7 +153,7 @@ def test_step_equals_numpy(
 def test_one_value_is_normalized_by_the_running_statistics(shared: bool) -> None:
     """One token has no spread to divide by, unless its groups share their centroids."""
     torch.manual_seed(0)
-    layer = DPQEmbedding(5, 6, K=4, D=2, share_subspaces=shared)
+    layer = large_start(DPQEmbedding(5, 6, K=4, D=2, share_subspaces=shared))
     layer(torch.arange(5))
     mean, updates = layer.norm_mean.clone(), float(layer.norm_updates)
     out = layer(torch.tensor([3]))
@@ -273,7 +278,8 @@ def test_full_rank_proposition() -> None:
     """
     torch.manual_seed(0)
     n, d, K, D = 400, 32, 12, 4
-    layer = DPQEmbedding(n, d, K=K, D=D, method="vq", normalize=False).double().eval()
+    layer = DPQEmbedding(n, d, K=K, D=D, method="vq", normalize=False)
+    layer = large_start(layer).double().eval()
     codes, values = layer.codes(), layer.values.detach()
     assert one_hot_rank(codes, K) == K * D - D + 1
     assert all(int(torch.linalg.matrix_rank(v)) == d // D for v in values)

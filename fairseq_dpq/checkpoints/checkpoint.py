@@ -89,9 +89,10 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     """A table in its training form, for evaluation, on the checkpoint's own memory."""
     c = table.config
     n, d = table.num_embeddings, table.embedding_dim
-    kept = {"kmeans_init": 0, "reseed_after": 0}  # state that only training needs
-    if c.ema_decay:
-        kept["ema_decay"] = 0
+    # State that only training needs
+    kept = {"kmeans_init": 0, "reseed_after": 0, "ema_decay": 0, "warmup_updates": 0}
+    kept = {name: off for name, off in kept.items() if getattr(c, name)}
+    _check_warmed_up(checkpoint, path)
     # One row: a layer of n would draw n random rows first.
     layer = DPQEmbedding(1, d, **{**c.layer_options(), **kept})
     shapes = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
@@ -108,6 +109,16 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     layer.num_embeddings = n
     layer.padding_idx = None if table.padding_idx is None else table.padding_idx % n
     return layer.eval()
+
+
+def _check_warmed_up(checkpoint: Checkpoint, path: str) -> None:
+    schedule = checkpoint.weights.get(f"{path}.schedule")
+    if schedule is not None and schedule.numel() == 3 and bool(schedule[0] < schedule[1]):
+        now, last = (int(x) for x in schedule[:2])
+        raise CheckpointError(
+            f"{checkpoint.path}: {path} is still in its warm-up, at update {now} of {last}: it has "
+            "no codes yet. Train on, take a later checkpoint, or lower --dpq-warmup-updates"
+        )
 
 
 def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:

@@ -18,6 +18,16 @@ def get_option(cfg: Any, key: str, default: Any = None) -> Any:
     return cfg[key] if key in cfg else default  # noqa: SIM401, DictConfig.get is not dict.get
 
 
+def run_option(cfg: Any, section: str, key: str) -> Any:
+    """An option of the whole run, given the model's config: older architectures have all options
+    in one Namespace, the others a section of their own each."""
+    own = get_option(cfg, key)
+    if own is not None:
+        return own
+    parent = cfg._get_parent() if hasattr(cfg, "_get_parent") else None
+    return get_option(get_option(parent, section), key)
+
+
 def set_options(cfg: Any, values: dict[str, Any]) -> None:
     """Write keys into a fairseq config, also into one that is closed to unknown keys."""
     if isinstance(cfg, Namespace):

@@ -15,6 +15,7 @@ from fairseq_dpq.fairseq_plugin.configs import (
     delete_options,
     get_option,
     read_record,
+    run_option,
     set_options,
     write_record,
 )
@@ -48,7 +49,12 @@ def build_model(old: Callable) -> Callable:
         chosen = options.read_options(cfg if own else _task_options(task))
         if chosen.enabled:
             _refuse_sharding(cfg)
-            record = replace.replace_tables(model, cfg, chosen)
+            saved = resume.saved_record(
+                run_option(cfg, "checkpoint", "save_dir"),
+                run_option(cfg, "checkpoint", "restore_file"),
+            )
+            length = int(run_option(cfg, "optimization", "max_update") or 0)
+            record = replace.replace_tables(model, cfg, chosen, length, saved)
             set_options(cfg, chosen.to_keys())
             write_record(cfg, record)
         return model
@@ -57,11 +63,7 @@ def build_model(old: Callable) -> Callable:
 
 
 def _refuse_sharding(cfg: Any) -> None:
-    parent = cfg._get_parent() if hasattr(cfg, "_get_parent") else None
-    backend = get_option(cfg, "ddp_backend") or get_option(
-        get_option(parent, "distributed_training"), "ddp_backend"
-    )
-    if backend == "fully_sharded":
+    if run_option(cfg, "distributed_training", "ddp_backend") == "fully_sharded":
         raise DPQConfigError(
             "--ddp-backend fully_sharded: it keeps only a part of each DPQ table on a worker, and "
             "statistics need the whole; use pytorch_ddp or legacy_ddp"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import Any
 
@@ -171,11 +170,16 @@ class _FairseqForm(_LoadsInFairseq):
         super().upgrade_state_dict_named(state_dict, name)
 
 
-@functools.lru_cache(maxsize=None)
+_CLASSES: dict[str, type[Form]] = {
+    kind: type(f"Fairseq{plain.__name__}", (_FairseqForm, plain), {"__module__": __name__})
+    for kind, plain in FORMS.items()
+}
+globals().update({cls.__name__: cls for cls in _CLASSES.values()})  # pickle finds them by name
+
+
 def form_class(kind: str) -> type[Form]:
     """The class of a stored form inside a fairseq model."""
-    plain = FORMS[kind]
-    return type(f"Fairseq{plain.__name__}", (_FairseqForm, plain), {"__module__": __name__})
+    return _CLASSES[kind]
 
 
 def tie_output(output: nn.Module, parameter: str, table: nn.Module) -> None:

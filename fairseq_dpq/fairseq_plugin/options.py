@@ -115,7 +115,9 @@ def read_options(cfg: Any) -> PluginConfig:
             value = value.value
         if value is None:
             continue
-        values[field.name] = not value if "flag" in field.metadata else value
+        if "flag" in field.metadata:
+            value = False if value else None  # the flag turns something off
+        values[field.name] = value
     return PluginConfig(**values)
 
 

@@ -20,6 +20,7 @@ from fairseq_dpq.config import (
     say_flag,
     say_flag_of,
 )
+from fairseq_dpq.fairseq_plugin import resume
 from fairseq_dpq.fairseq_plugin.choosing import choose, decoder_only
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding, form_class, tie_output
@@ -68,8 +69,18 @@ def find_tables(model: nn.Module) -> list[Found]:
     return list(by_weight.values())
 
 
-def replace_tables(model: nn.Module, cfg: Any, options: PluginConfig) -> TablesRecord:
-    """Put fresh DPQ tables into a model that is about to be trained."""
+def replace_tables(
+    model: nn.Module,
+    cfg: Any,
+    options: PluginConfig,
+    max_update: int = 0,
+    saved: TablesRecord | None = None,
+) -> TablesRecord:
+    """Put fresh DPQ tables into a model that is about to be trained for `max_update` updates.
+
+    `saved` is the record of the checkpoint that will be restored, if any: options that the user
+    left open keep the values that they took there.
+    """
     tables = find_tables(model)
     chosen = _choose(tables, options, model)
     for name in ("decoder_K", "decoder_D"):
@@ -88,6 +99,10 @@ def replace_tables(model: nn.Module, cfg: Any, options: PluginConfig) -> TablesR
         config.validate(
             old.embedding_dim, say_flag_of(options, found.decoder), _dim_flag(found, old, cfg)
         )
+        if saved is not None and found.path in saved.tables:
+            config = resume.adopt(config, saved.tables[found.path], saved)
+        tied = bool(found.tied) or len(found.paths) > 1
+        config = config.resolved(tied, max_update)
         table = FairseqDPQEmbedding(
             old.num_embeddings,
             old.embedding_dim,

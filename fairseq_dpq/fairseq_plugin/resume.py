@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import inspect
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from fairseq_dpq.config import DPQConfig, DPQConfigError, flag, say_flag
 from fairseq_dpq.fairseq_plugin.configs import get_option, read_record
@@ -13,10 +17,44 @@ from fairseq_dpq.record import Table, TablesRecord
 _SHAPES = ("K", "D", "method", "share_subspaces", "key_dim", "normalize", "rank")
 
 
+# A checkpoint brings its schedule along; another --max-update does not stretch it.
+_SCHEDULE = ("warmup_updates", "ramp_updates")
+
+
+def saved_record(save_dir: str | None, restore_file: str | None) -> TablesRecord | None:
+    """The record of the checkpoint that training will go on from, if there is one."""
+    if not restore_file:
+        return None
+    path = Path(save_dir or "", restore_file)
+    if not path.is_file():
+        return None
+    how = {"mmap": True} if "mmap" in inspect.signature(torch.load).parameters else {}
+    try:
+        state = torch.load(str(path), map_location="cpu", **how)
+        return read_record(_model_cfg(state))
+    except Exception:  # fairseq reads the file next, and says what is wrong with it
+        return None
+
+
+def _model_cfg(state: Any) -> Any:
+    return get_option(state.get("cfg"), "model") if state.get("cfg") else state.get("args")
+
+
+def adopt(config: DPQConfig, before: Table, record: TablesRecord) -> DPQConfig:
+    """Options that were left open, as the checkpoint has them. A checkpoint of version 0.1 goes on
+    as 0.1 trained: all options but those that the tensors' shapes follow are its own."""
+    own = {}
+    for name, value in before.options.items():
+        left_open = getattr(config, name) is None or name in _SCHEDULE
+        old = record.version == 1 and name not in _SHAPES
+        if left_open or old:
+            own[name] = value
+    return replace(config, **own)
+
+
 def check_restore(model_cfg: Any, state: Any, filename: str, reset_optimizer: bool) -> None:
     """Compare a checkpoint's DPQ tables with those of the model that would load it."""
-    saved_cfg = get_option(state.get("cfg"), "model") if state.get("cfg") else state.get("args")
-    saved = read_record(saved_cfg)
+    saved = read_record(_model_cfg(state))
     current = read_record(model_cfg)
     if saved is not None and saved.stage == "compact":
         source = f": {saved.source}" if saved.source else ""

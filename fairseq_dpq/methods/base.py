@@ -3,6 +3,7 @@ have in common. A method holds no tensors: it is given the table's codebook and 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable
 
 import torch
@@ -13,8 +14,18 @@ from fairseq_dpq.codebook import Codebook, Step
 from fairseq_dpq.codes import best_codes, evaluation_codes
 from fairseq_dpq.distances import DISTANCES, Dot
 from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.normalization import batch_normalize, normalize
-from fairseq_dpq.statistics import FirstTokens, IdleCodes, ResponseStatistics, Shapes, Tracker
+from fairseq_dpq.normalization import batch_normalize, batch_statistics, normalize
+from fairseq_dpq.statistics import (
+    FirstTokens,
+    IdleCodes,
+    ResponseStatistics,
+    Shapes,
+    Tracker,
+    WarmUp,
+)
+
+_FIRST_ROWS = 1 << 13  # enough of a random start to know its statistics
+START = 0.02  # deviation of queries and keys at the start
 
 Options = Any  # a DPQConfig; config.py imports the methods, so they cannot import it
 Need = Callable[[bool, str, str], None]  # (holds, option, what would be right)
@@ -33,6 +44,10 @@ class Method:
 
     def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
         """Check its own options; `need` raises the error, `say` names an option in its text."""
+
+    def defaults(self, c: Options, tied: bool, max_update: int) -> dict[str, Any]:
+        """Values of the options that the user may leave open (None)."""
+        return {}
 
     def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
         """Its parameters: `query` (rows, size) and `values`, then its own."""
@@ -56,6 +71,16 @@ class Method:
 
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
         """Embeddings (tokens, d) of given codes, with the gradient where one is wanted."""
+        raise NotImplementedError
+
+    def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
+        """Set the starting values that matter to learning; the others come from the table."""
+
+    def first_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
+        """Set the running statistics for the first batch, which has none before it."""
+
+    def start_from_plain(self, book: Codebook, c: Options, real: Tensor) -> None:
+        """End of the warm-up: codes from queries that were the rows of a plain table."""
         raise NotImplementedError
 
     def start_from_table(
@@ -106,6 +131,9 @@ class KeyedMethod(Method):
         "share_subspaces",
         "key_dim",
         "normalize",
+        "batch_stats",
+        "warmup_updates",
+        "ramp_updates",
         "kmeans_init",
         "reseed_after",
     )
@@ -123,9 +151,31 @@ class KeyedMethod(Method):
             "values": (groups, c.K, size),
         }
 
+    def defaults(self, c: Options, tied: bool, max_update: int) -> dict[str, Any]:
+        # docs/quality.md has the study behind these numbers.
+        plain = c.key_dim is None and not c.kmeans_init
+        warmup = max_update // 8 if plain else 0
+        if c.warmup_updates is not None:
+            warmup = c.warmup_updates
+        return {"warmup_updates": warmup, "ramp_updates": max_update // 2 if warmup else 0}
+
+    def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
+        """Small queries and keys, whatever the table's own scale.
+
+        What a large random start adds to a row is noise to the codes: they would have to spell it
+        out. And with keys of size m and numbers of deviation s the variance of a response is
+        m s^4: far below the 1e-3 that normalisation adds, the softmax of SX starts flat, each code
+        gets a gradient, and one step of Adam can still change a code.
+        """
+        for name in ("query", "keys"):
+            if name in parameters:
+                parameters[name].normal_(0, START)
+
     def trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
         groups, K, _ = shapes["values"]
         out: list[Tracker] = []
+        if c.warmup_updates:
+            out.append(WarmUp(c.warmup_updates, c.ramp_updates))
         if c.normalize:
             out.append(ResponseStatistics(groups, K))
         out += self._own_trackers(c, shapes)
@@ -151,15 +201,25 @@ class KeyedMethod(Method):
         resp = self.distance(c).response(q, keys)
         batch = None
         if book.stats is not None:
-            if resp.shape[0] * (resp.shape[1] if c.share_subspaces else 1) > 1:
-                resp, batch = batch_normalize(resp, c.share_subspaces)
-            else:  # one value has no spread to normalise by
+            values = resp.shape[0] * (resp.shape[1] if c.share_subspaces else 1)
+            if values < 2:  # one value has no spread to normalise by
                 resp = normalize(resp, book.stats)
+            elif c.batch_stats:
+                resp, batch = batch_normalize(resp, c.share_subspaces)
+            else:
+                # By the running statistics, as in evaluation: a table that is used in several
+                # places, each with tokens of its own, would else give one token several codes.
+                batch = batch_statistics(resp.detach(), c.share_subspaces)
+                resp = normalize(resp, book.stats.clone())
         return resp, best_codes(resp.detach()), batch
 
     def codes(self, rows: Tensor, book: Codebook, c: Options) -> Tensor:
         q = self.by_group(rows.detach(), c)
         return evaluation_codes(q, book.keys.detach(), self.distance(c), book.stats)
+
+    def first_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
+        some = slice(0, _FIRST_ROWS)
+        self._vocabulary_statistics(replace(book, query=book.query[some]), c, real[some])
 
     def _vocabulary_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
         initialization.vocabulary_statistics(book, c.D, self.distance(c), real)

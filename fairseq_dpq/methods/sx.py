@@ -27,7 +27,20 @@ class SX(KeyedMethod):
     default_distance = "dot"
 
     def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
-        need(c.tau > 0, "tau", "must be above 0; try 1.0")
+        need(c.tau is None or c.tau > 0, "tau", "must be above 0; try 1.0")
+        plain = c.key_dim is None or embedding_dim is None or c.key_dim == embedding_dim // c.D
+        need(
+            plain or not c.warmup_updates,
+            "key_dim",
+            "queries are the rows of a plain table during a warm-up; leave it out, or use "
+            + say("warmup_updates", 0),
+        )
+
+    def defaults(self, c: Options, tied: bool, max_update: int) -> dict[str, Any]:
+        own = super().defaults(c, tied, max_update)
+        # From a random start, a soft gradient finds better codes; after a warm-up there are good
+        # ones already, and a harder one is nearer to the truth.
+        return {**own, "tau": 0.25 if own["warmup_updates"] else 1.0, "normalize": True}
 
     def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
         shapes = super().shapes(c, num_embeddings, embedding_dim)
@@ -36,13 +49,13 @@ class SX(KeyedMethod):
 
     def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
         q = self.by_group(rows, c)
-        keys, values = book.float(copy=bool(c.kmeans_init or c.reseed_after))
+        keys, values = book.float(copy=_may_be_set(c))
         resp, codes, batch = self._assign(q, keys, book, c)
         out = exchange(resp, values, codes, c.tau)
         return Step(out.flatten(1), q.detach(), codes, batch)
 
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
-        keys, values = book.float(copy=bool(c.kmeans_init or c.reseed_after))
+        keys, values = book.float(copy=_may_be_set(c))
         if torch.is_grad_enabled():
             q = self.by_group(rows, c)
             out = exchange_many(q, keys, values, codes, book.stats, self.distance(c), c.tau)
@@ -79,6 +92,24 @@ class SX(KeyedMethod):
         codes = initialization.grouped_codes(self._table_codes(book, c), groups, found.rows)
         best, mass = means(found.points, codes, K)
         book.values.copy_(torch.where((mass > 0).unsqueeze(-1), best, found.centroids))
+
+    @torch.no_grad()
+    def start_from_plain(self, book: Codebook, c: Options, real: Tensor) -> None:
+        groups, K, _ = book.values.shape
+        found = initialization.cluster_table(book.query.float(), groups, K, c.D, real, 0, None)
+        # Normalised dot products do not see the mean of the queries.
+        shift = self.distance(c).name != "euclidean"
+        mean = found.points.mean(1, keepdim=True) if shift else 0
+        book.keys.copy_(found.centroids - mean)
+        self._vocabulary_statistics(book, c, real)
+        codes = initialization.grouped_codes(self._table_codes(book, c), groups, found.rows)
+        best, mass = means(found.points, codes, K)
+        book.values.copy_(torch.where((mass > 0).unsqueeze(-1), best, found.centroids))
+
+
+def _may_be_set(c: Options) -> bool:
+    """Whether an update may set keys and values before the backward pass has read them."""
+    return bool(c.kmeans_init or c.reseed_after or c.warmup_updates)
 
 
 def _spread_keys(

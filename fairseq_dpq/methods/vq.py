@@ -13,7 +13,7 @@ from fairseq_dpq.codebook import Codebook, Penalty, Step
 from fairseq_dpq.codes import look_up
 from fairseq_dpq.initialization import Clusters
 from fairseq_dpq.kmeans import means
-from fairseq_dpq.methods.base import KeyedMethod, Need, Options, Say
+from fairseq_dpq.methods.base import START, KeyedMethod, Need, Options, Say
 from fairseq_dpq.statistics import CentroidAverage, Shapes, Tracker
 
 _TINY = 1e-12
@@ -35,8 +35,16 @@ class VQ(KeyedMethod):
             "vq compares by euclidean distance only; leave it out, or use " + say("method", "sx"),
         )
         need(c.reg_weight >= 0, "reg_weight", "must not be negative; try 1.0")
-        need(c.commitment >= 0, "commitment", "must not be negative; try 0.25")
-        need(0 <= c.ema_decay < 1, "ema_decay", "must be in [0, 1); try 0.99, or 0 for off")
+        need(
+            c.commitment is None or c.commitment >= 0,
+            "commitment",
+            "must not be negative; try 0.5",
+        )
+        need(
+            c.ema_decay is None or 0 <= c.ema_decay < 1,
+            "ema_decay",
+            "must be in [0, 1); try 0.99, or 0 for off",
+        )
         if embedding_dim is not None:
             size = embedding_dim // c.D
             need(
@@ -45,6 +53,16 @@ class VQ(KeyedMethod):
                 f"the keys of vq are its values, of size {size} (embedding size / D); leave it "
                 "out, or use " + say("method", "sx"),
             )
+
+    def defaults(self, c: Options, tied: bool, max_update: int) -> dict[str, Any]:
+        # The nearest centroid gives the code; normalised distances often prefer another.
+        own = {"commitment": 0.5, "ema_decay": 0.99, "normalize": c.batch_stats}
+        return {**super().defaults(c, tied, max_update), **own}
+
+    def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
+        super().initialize(parameters, c)
+        # Centroids among the queries: far from them, one or two would take all.
+        parameters["values"].normal_(0, START)
 
     def constants(self, c: Options) -> tuple[str, ...]:
         return ("values",) if c.ema_decay else ()
@@ -66,13 +84,14 @@ class VQ(KeyedMethod):
         return Step(out.flatten(1), q.detach(), codes, batch, penalty)
 
     def _penalty(self, q: Tensor, centroid: Tensor, c: Options) -> Penalty:
+        # Sums over the dimensions of a row: a weight then means the same whatever their number.
         total = q.new_zeros(())
         error = (centroid - q.detach()).pow(2).sum()
         if not c.ema_decay:  # with weight 0 too: DDP wants a gradient of each parameter
             total = total + c.reg_weight * error
         if c.commitment:
             total = total + c.commitment * (centroid.detach() - q).pow(2).sum()
-        return Penalty(total, error.detach(), q.numel())
+        return Penalty(total, error.detach() / q[0].numel(), q.shape[0])
 
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
         _, values = book.float()
@@ -100,6 +119,14 @@ class VQ(KeyedMethod):
         self._vocabulary_statistics(book, c, real)
         if c.normalize:
             self._settle(book, c, found, real)
+
+    @torch.no_grad()
+    def start_from_plain(self, book: Codebook, c: Options, real: Tensor) -> None:
+        groups, K, _ = book.values.shape
+        table = book.query.float()
+        found = initialization.cluster_table(table, groups, K, c.D, real, 0, None)
+        book.values.copy_(found.centroids)
+        self._vocabulary_statistics(book, c, real)
 
     def _settle(self, book: Codebook, c: Options, found: Clusters, real: Tensor) -> None:
         """Make normalised distances give the codes that k-means gave, as nearly as they can.

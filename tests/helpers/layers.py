@@ -9,9 +9,31 @@ from fairseq_dpq import DPQEmbedding, collect_regularizer
 METHODS = [("sx", "dot"), ("sx", "euclidean"), ("sx", "cosine"), ("vq", "euclidean")]
 
 
+def as_in_the_paper(**options: object) -> dict:
+    """Options with the paper's own settings for all that is not given: no average of centroids,
+    no commitment, temperature 1, normalisation by batch statistics."""
+    vq = options.get("method") == "vq"
+    own: dict = {"ema_decay": 0, "commitment": 0} if vq else {"tau": 1.0}
+    own["batch_stats"] = options.get("normalize", True)
+    return {**own, **options}
+
+
+def large_start(layer: DPQEmbedding, seed: int = 0) -> DPQEmbedding:
+    """Queries, keys and values from N(0, 1): each code is in use from the beginning."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+        if layer.padding_idx is not None:
+            layer.query[layer.padding_idx].zero_()
+    layer.reset_statistics()
+    return layer
+
+
 def make(n: int = 50, d: int = 24, padding_idx: int | None = 1, **options: object) -> DPQEmbedding:
-    torch.manual_seed(0)
-    return DPQEmbedding(n, d, padding_idx, **{"K": 8, "D": 4, **options})
+    """A layer with the paper's settings and a large start."""
+    own = as_in_the_paper(**{"K": 8, "D": 4, **options})
+    return large_start(DPQEmbedding(n, d, padding_idx, **own))
 
 
 def train(layer: DPQEmbedding, steps: int = 3, lr: float = 0.3) -> DPQEmbedding:

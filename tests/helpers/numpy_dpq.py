@@ -124,7 +124,7 @@ def train_step(
             for j in range(q.shape[1]):
                 grad_values[j if values.shape[0] > 1 else 0, codes[t, j]] += up[t, j]
     else:
-        count = q.size
+        count = len(q)
         difference = hard - q
         regularizer = (reg_weight + commitment) * (difference**2).sum() / count
         grad_q = up - 2 * commitment * difference / count

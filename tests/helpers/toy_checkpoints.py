@@ -12,6 +12,7 @@ from torch import Tensor
 from fairseq_dpq import DPQEmbedding
 from fairseq_dpq.fairseq_plugin.configs import write_record
 from fairseq_dpq.record import Table, TablesRecord
+from helpers.layers import as_in_the_paper, large_start
 
 PATH = "encoder.embed_tokens"
 ALIAS = "decoder.embed_tokens"
@@ -19,8 +20,8 @@ ALIAS = "decoder.embed_tokens"
 
 def make_layer(n: int = 60, d: int = 12, pad: int | None = 1, seed: int = 0, **options: Any):
     """A layer whose running statistics are those of a trained one: not 0 and 1."""
-    torch.manual_seed(seed)
-    layer = DPQEmbedding(n, d, pad, **{"K": 8, "D": 4, **options})
+    own = as_in_the_paper(**{"K": 8, "D": 4, **options})
+    layer = large_start(DPQEmbedding(n, d, pad, **own), seed)
     if layer.config.normalize:
         layer.norm_mean.normal_()
         layer.norm_var.uniform_(0.5, 2)

@@ -1,0 +1,166 @@
+"""The warm start: a plain table, k-means, a ramp; and one code for a token in training."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from fairseq_dpq import DPQEmbedding, collect_regularizer
+from fairseq_dpq.config import DPQConfig, DPQConfigError
+
+VQ = {"method": "vq", "ema_decay": 0.9}
+SX = {"method": "sx"}
+N, SIZE = 60, 8
+
+
+def make(**options: object) -> DPQEmbedding:
+    torch.manual_seed(1)
+    return DPQEmbedding(N, SIZE, 1, K=4, D=2, **options)
+
+
+def train(layer: DPQEmbedding, optimizer: torch.optim.Optimizer, updates: range) -> None:
+    target = torch.randn(N, SIZE, generator=torch.Generator().manual_seed(2))
+    for update in updates:
+        generator = torch.Generator().manual_seed(update)
+        tokens = torch.randint(2, N, (40,), generator=generator)
+        loss = (layer(tokens) - target[tokens]).pow(2).sum(-1).mean()
+        loss = loss + collect_regularizer(layer)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def adam(layer: DPQEmbedding) -> torch.optim.Optimizer:
+    return torch.optim.Adam([p for p in layer.parameters() if p.requires_grad], lr=0.01)
+
+
+@pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
+def test_rows_are_queries_then_values(options: dict) -> None:
+    layer = make(warmup_updates=3, ramp_updates=4, **options)
+    optimizer = adam(layer)
+    tokens = torch.arange(2, N)
+    train(layer, optimizer, range(2))
+    assert layer.is_plain
+    assert torch.equal(layer(tokens), layer.query[2:])
+    assert layer.schedule.tolist() == [3, 3, 7]  # that pass was the last of the warm-up
+    layer.eval()
+    rows = layer(tokens)
+    assert torch.equal(rows, layer.compact()(tokens))
+    plain = layer.query.detach()[2:]
+    # Four centroids in four dimensions: what is left is well below the variance of the queries.
+    assert (rows - plain).pow(2).sum() < 0.7 * (plain - plain.mean(0)).pow(2).sum()
+
+
+@pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
+def test_ramp_goes_from_query_to_quantised_row(options: dict) -> None:
+    layer = make(warmup_updates=1, ramp_updates=4, **options)
+    layer.defer_updates = True
+    layer.step()
+    tokens = torch.arange(2, N)
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        hard = layer.compact()(tokens)
+        expected = layer.query[2:] + share * (hard - layer.query[2:])
+        torch.testing.assert_close(layer.weight[2:], expected)
+        layer.schedule[0] += 1
+
+
+@pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
+@pytest.mark.parametrize("stop", [2, 5])
+def test_resumes_bit_for_bit(options: dict, stop: int) -> None:
+    whole = make(warmup_updates=4, ramp_updates=4, **options)
+    optimizer = adam(whole)
+    train(whole, optimizer, range(stop))
+    model, moments = copy.deepcopy(whole.state_dict()), copy.deepcopy(optimizer.state_dict())
+    train(whole, optimizer, range(stop, 10))
+    other = make(warmup_updates=40, ramp_updates=40, **options)
+    other.load_state_dict(model)
+    optimizer = adam(other)
+    optimizer.load_state_dict(moments)
+    train(other, optimizer, range(stop, 10))
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+def test_no_codes_during_warmup() -> None:
+    layer = make(warmup_updates=5, **SX)
+    with pytest.raises(RuntimeError, match="still plain at update 0"):
+        layer.compact()
+
+
+@pytest.mark.parametrize("distance", ["dot", "euclidean", "cosine"])
+def test_token_has_one_code_in_one_update(distance: str) -> None:
+    layer = make(distance=distance, method="sx")
+    layer.defer_updates = True
+    layer(torch.arange(2, N))
+    layer.step()
+    few, many = torch.arange(2, 8), torch.arange(2, N)
+    table = layer.weight
+    assert torch.equal(layer(few), table[2:8])
+    assert torch.equal(layer(many), table[2:])
+
+
+def test_what_is_left_open_takes_the_methods_value() -> None:
+    vq = DPQConfig(K=8, D=4, method="vq").resolved(tied=True, max_update=800)
+    assert (vq.commitment, vq.ema_decay, vq.normalize, vq.tau) == (0.5, 0.99, False, None)
+    assert (vq.warmup_updates, vq.ramp_updates) == (100, 400)
+    paper = DPQConfig(method="vq", batch_stats=True, ema_decay=0).resolved(max_update=800)
+    assert (paper.normalize, paper.ema_decay) == (True, 0)
+    sx = DPQConfig(K=8, D=4).resolved(max_update=800)
+    assert (sx.tau, sx.commitment, sx.ema_decay, sx.normalize) == (0.25, None, None, True)
+    assert DPQConfig().resolved().tau == 1.0  # without a warm-up
+    given = DPQConfig(K=8, D=4, tau=1.0, warmup_updates=0).resolved(max_update=800)
+    assert (given.tau, given.warmup_updates, given.ramp_updates) == (1.0, 0, 0)
+    assert DPQConfig(K=8, D=4, key_dim=3).resolved(max_update=800).warmup_updates == 0
+    assert DPQConfig(K=8, D=4).resolved().warmup_updates == 0  # no length, no share of it
+
+
+def test_warmup_needs_queries_of_the_rows_size() -> None:
+    with pytest.raises(DPQConfigError, match="key_dim=3"):
+        make(warmup_updates=5, key_dim=3, **SX)
+
+
+def test_all_parameters_have_a_gradient_while_plain() -> None:
+    """DDP stops at a parameter without one."""
+    layer = make(warmup_updates=5, **SX)
+    layer(torch.arange(2, N)).sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    assert not layer.keys.grad.any() and layer.query.grad[2:].unique().tolist() == [1.0]
+
+
+def planted_error(optimizer: type, start: float | None = None, **options: object) -> float:
+    """What is left of rows that repeat 4 patterns in each of 2 groups; mean over three seeds."""
+    errors = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        layer = DPQEmbedding(64, 8, K=8, D=2, **options)
+        if start is not None:
+            with torch.no_grad():
+                layer.query.normal_(0, start)
+                layer.keys.normal_(0, start)
+            layer.reset_statistics()
+        patterns, planted = torch.randn(2, 4, 4), torch.randint(4, (64, 2))
+        target = torch.cat([patterns[j][planted[:, j]] for j in range(2)], 1)
+        rate = 0.5 if optimizer is torch.optim.SGD else 0.02
+        steps = optimizer([p for p in layer.parameters() if p.requires_grad], lr=rate)
+        for _ in range(300):
+            loss = (layer(torch.arange(64)) - target).pow(2).sum(-1).mean()
+            steps.zero_grad()
+            (loss + collect_regularizer(layer)).backward()
+            steps.step()
+        with torch.no_grad():
+            rows = layer.eval()(torch.arange(64))
+        errors.append(float((rows - target).pow(2).sum() / target.pow(2).sum()))
+    return sum(errors) / 3
+
+
+@pytest.mark.parametrize("options", [SX, {"method": "vq"}], ids=["sx", "vq"])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam], ids=["sgd", "adam"])
+def test_a_planted_code_is_learned_from_the_default_start(options: dict, optimizer: type) -> None:
+    assert planted_error(optimizer, **options) < 0.05
+
+
+def test_a_large_start_of_queries_and_keys_hardly_learns() -> None:
+    """The start of version 0.1, N(0, 1): the softmax is hard, and codes stay where they are."""
+    assert planted_error(torch.optim.SGD, start=1.0, method="sx") > 0.1
