@@ -4,6 +4,8 @@
 SHELL := bash
 TORCH ?= torch==2.13.0
 PYTHON ?=
+# What `make demo` compresses: source, or all (one table for source, target and output)
+TABLES ?= source
 VENV := .venv
 LEGACY_VENV := .venv-legacy
 # Two test processes with one thread each: more threads slow small models down.
@@ -31,7 +33,7 @@ setup:
 	@VENV=$(VENV) bash scripts/setup_env.sh
 
 demo: setup
-	@bash scripts/demo.sh
+	@bash scripts/demo.sh --tables $(TABLES)
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST)

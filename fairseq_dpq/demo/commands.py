@@ -3,7 +3,7 @@ DPQ flags, and the compaction tool. Paths are relative to the output folder."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fairseq_dpq.demo.corpus import SOURCE, TARGET
 
@@ -20,7 +20,7 @@ MODEL = (
 )
 TRAINING = (
     "--criterion cross_entropy --optimizer adam --adam-betas (0.9,0.98) --lr 5e-3 "
-    "--lr-scheduler inverse_sqrt --warmup-updates 200 --max-tokens 1000 --seed 1"
+    "--lr-scheduler inverse_sqrt --warmup-updates 200 --max-tokens 1000"
 )
 CHECKPOINTS = "--no-epoch-checkpoints --no-last-checkpoints"
 
@@ -36,6 +36,8 @@ class Setting:
     updates: int = 800
     K: int = 32
     D: int = 16
+    model_seed: int = 1
+    tables: str = "source"  # or all: one table for source, target and output
 
     def sizes(self) -> dict[str, int]:
         """Sentences of each split."""
@@ -49,21 +51,20 @@ class Model:
     title: str
     folder: str
     method: str | None = None
-    extra: list[str] = field(default_factory=list)
 
 
 MODELS = (
     Model("full table", "full"),
     Model("DPQ-SX", "sx", "sx"),
-    # On this corpus VQ does better when the nearest centroid gives the code.
-    Model("DPQ-VQ", "vq", "vq", ["--dpq-no-normalize"]),
+    Model("DPQ-VQ", "vq", "vq"),
 )
 
 
-def preprocess() -> list[str]:
+def preprocess(setting: Setting) -> list[str]:
     """Text to binary data."""
     files = "--trainpref corpus/train --validpref corpus/valid --testpref corpus/test"
-    return f"fairseq-preprocess -s {SOURCE} -t {TARGET} {files} --destdir bin".split()
+    command = f"fairseq-preprocess -s {SOURCE} -t {TARGET} {files} --destdir bin"
+    return (command + (" --joined-dictionary" if setting.tables == "all" else "")).split()
 
 
 def train(setting: Setting, model: Model) -> list[str]:
@@ -71,8 +72,12 @@ def train(setting: Setting, model: Model) -> list[str]:
     command = ["fairseq-train", "bin", "--user-dir", "fairseq_dpq"]
     if model.method is not None:
         command += f"--dpq-K {setting.K} --dpq-D {setting.D} --dpq-method {model.method}".split()
-    command += [*model.extra, *MODEL.split(), *TRAINING.split(), *DATA.split()]
-    command += f"--max-update {setting.updates} --save-dir {model.folder}".split()
+        command += ["--dpq-embeddings", "all"] if setting.tables == "all" else []
+    shared = "--share-decoder-input-output-embed", "--share-all-embeddings"
+    model_flags = MODEL.replace(*shared) if setting.tables == "all" else MODEL
+    command += [*model_flags.split(), *TRAINING.split(), *DATA.split()]
+    command += f"--max-update {setting.updates} --seed {setting.model_seed}".split()
+    command += f"--save-dir {model.folder}".split()
     return command + f"{CHECKPOINTS} --log-format json --log-interval 10".split()
 
 

@@ -120,7 +120,7 @@ class Runner:
         self.status.report("corpus", 1)
         self.status.say(f"corpus: {len(corpus['train']):,} sentence pairs, {types:,} source words")
         self.status.report("preprocess", 0.1, "fairseq-preprocess")
-        self.step("preprocess", commands.preprocess())
+        self.step("preprocess", commands.preprocess(self.setting))
         self.status.report("preprocess", 1)
 
     def model(self, model: Model) -> table.Row:
@@ -245,7 +245,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo_out"), help="folder for all files")
     for name, value in asdict(Setting()).items():
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
+        how = {"choices": ["source", "all"]} if name == "tables" else {"type": int}
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, default=value, help=f"default {value}", **how)
     args = parser.parse_args(argv)
     setting = Setting(**{name: getattr(args, name) for name in asdict(Setting())})
     out = args.out.resolve()
@@ -285,8 +287,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def print_result(rows: list[table.Row], seconds: float, out: Path) -> None:
     """The table, and what its columns are."""
     print(f"\n{table.render(rows)}\n")
-    print("embedding: the source table in the file that translated (full: trained; DPQ: compact).")
+    print("embedding: the table in the file that translated (full: trained; DPQ: compact).")
     print("CR: 32-bit table against codes and values, by the formula and in the file's bytes.")
+    print("One run of each model: another seed gives up to 3 BLEU more or less (docs/quality.md).")
     print(f"{int(seconds)} s. The commands are in {out / 'commands.txt'}, their output in logs/.")
 
 

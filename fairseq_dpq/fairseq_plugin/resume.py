@@ -115,14 +115,14 @@ def _both(name: str, old: Any, new: Any) -> str:
 
 
 def _flags(record: TablesRecord) -> str:
-    """The options of the first table as flags to paste: its size, and all that differ from the
-    defaults."""
+    """The options of the first table as flags to paste: its size, and all that were given."""
     table: Table = next(iter(record.tables.values()))
     config = table.config
     size = [config.method_object.switch, *(["D"] if config.method_object.has_codes else [])]
     shown = [*size, "method"]
     for f in fields(DPQConfig):
         value = getattr(config, f.name)
-        if f.name not in shown and not f.metadata.get("no_flag") and value != f.default:
+        given = f.default is not None and value != f.default  # what was left open is taken over
+        if f.name not in shown and not f.metadata.get("no_flag") and given:
             shown.append(f.name)
     return " ".join(say_flag(name, getattr(config, name)) for name in shown)

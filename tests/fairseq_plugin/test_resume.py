@@ -77,7 +77,7 @@ def test_training_options_may_change_with_a_reset_optimizer(corpus, dpq, tmp_pat
 )
 def test_options_with_state_are_taken_on_and_left_out(corpus, tmp_path, method, option, buffers):
     """What a collapsing run is advised to try can be tried on the run itself, and undone."""
-    plain = f"{SX} --dpq-method {method}"
+    plain = f"{SX} --dpq-method {method}" + (" --dpq-ema-decay 0" if method == "vq" else "")
     train(corpus, tmp_path / "plain", *TIED, updates=2, dpq=plain)
     path = "encoder.embed_tokens."
     before = last(tmp_path / "plain")["model"]
@@ -100,9 +100,10 @@ def test_options_with_state_are_taken_on_and_left_out(corpus, tmp_path, method, 
 
 def test_averages_that_are_taken_on_begin_at_the_trained_centroids() -> None:
     torch.manual_seed(0)
-    old = FairseqDPQEmbedding(20, 8, 1, K=4, D=2, method="vq")
+    own = {"K": 4, "D": 2, "method": "vq", "batch_stats": True}
+    old = FairseqDPQEmbedding(20, 8, 1, ema_decay=0, **own)
     state = {f"embed.{key}": tensor for key, tensor in old.state_dict().items()}
-    layer = FairseqDPQEmbedding(20, 8, 1, K=4, D=2, method="vq", ema_decay=0.9)
+    layer = FairseqDPQEmbedding(20, 8, 1, ema_decay=0.9, **own)
     layer.upgrade_state_dict_named(state, "embed")
     layer.load_state_dict({key[len("embed.") :]: tensor for key, tensor in state.items()})
     assert torch.equal(layer.ema_sum / layer.ema_count.unsqueeze(-1), old.values)
@@ -156,7 +157,13 @@ def test_pretrained_vectors_start_a_table(corpus, tmp_path) -> None:
     text = "\n".join(f"{w} " + " ".join(f"{x:.5f}" for x in v) for w, v in zip(words, vectors))
     (tmp_path / "vec.txt").write_text(f"{len(words)} 32\n{text}\n")
     flags = [*TRANSFORMER, "--encoder-embed-path", str(tmp_path / "vec.txt"), "--lr", "1e-30"]
-    train(corpus, tmp_path / "ck", *flags, updates=1, dpq="--dpq-K 32 --dpq-D 16 --dpq-method vq")
+    train(
+        corpus,
+        tmp_path / "ck",
+        *flags,
+        updates=1,
+        dpq="--dpq-K 32 --dpq-D 16 --dpq-method vq --dpq-ema-decay 0",
+    )
     query = last(tmp_path / "ck")["model"]["encoder.embed_tokens.query"]
     torch.testing.assert_close(query[4:], vectors, atol=1e-4, rtol=0)
     values = last(tmp_path / "ck")["model"]["encoder.embed_tokens.values"]

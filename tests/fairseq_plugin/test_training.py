@@ -17,7 +17,7 @@ from helpers.plugin_runs import TRANSFORMER, last, train
 
 pytestmark = pytest.mark.slow
 
-VQ = "--dpq-K 8 --dpq-D 4 --dpq-method vq --seed 3 "
+VQ = "--dpq-K 8 --dpq-D 4 --dpq-method vq --dpq-ema-decay 0 --dpq-commitment 0 --seed 3 "
 
 
 if "foreign_for_test" not in CRITERION_REGISTRY:
@@ -195,15 +195,12 @@ def test_log_formats(corpus, tmp_path, log_format) -> None:
 
 def test_collapse_gives_a_warning(corpus, tmp_path, monkeypatch) -> None:
     """All queries alike: one code in use, and the log says what to try."""
-    from fairseq_dpq import embedding
+    from fairseq_dpq.methods.vq import VQ as Method
 
-    draw = embedding.draw_like
-
-    def all_alike(parameters, table, padding_idx):
-        draw(parameters, table, padding_idx)
+    def all_alike(self, parameters, c):
         parameters["query"].fill_(0.1)
 
-    monkeypatch.setattr(embedding, "draw_like", all_alike)
+    monkeypatch.setattr(Method, "initialize", all_alike)
     log = train(corpus, tmp_path, *TRANSFORMER, "--lr", "1e-30", updates=1, dpq=VQ)
     assert "WARNING | fairseq_dpq | encoder.embed_tokens: the codes collapse (12.5% of codes" in log
     assert "--dpq-kmeans-init" in log and "--dpq-rotation-trick" in log
