@@ -21,7 +21,7 @@ from helpers import fsq
 
 pytestmark = pytest.mark.slow
 
-COMPAT = str(Path(fsq.USER_DIR) / "compat.py")
+COMPAT = str(Path(fsq.USER_DIR) / "fairseq_plugin" / "compat")
 LSTM_LM = shlex.split(
     "--task language_modeling --arch lstm_lm --decoder-embed-dim 16 --decoder-hidden-size 16 "
     "--decoder-out-embed-dim 16 --tokens-per-sample 20"
@@ -317,6 +317,34 @@ def test_warnings_of_others_still_show(patched: None) -> None:
         warnings.warn("hydra.experimental.compose() is no longer experimental", stacklevel=1)
 
 
+# ---------------------------------------------------------------------------------- user-dir
+
+USER_DIR_TWICE = """
+import sys
+from argparse import Namespace
+if sys.argv[1] == "patched":
+    import fairseq_dpq
+else:  # stock fairseq, with a module of that name imported from elsewhere
+    import types
+    sys.modules["fairseq_dpq"] = types.ModuleType("fairseq_dpq")
+from fairseq.utils import import_user_module
+import_user_module(Namespace(user_dir="linked/fairseq_dpq"))
+print("done")
+"""
+
+
+def test_user_dir_may_be_imported_before(work: Path) -> None:
+    """Also by another path to the same folder; a different folder of that name is an error."""
+    (work / "linked").mkdir()
+    (work / "linked" / "fairseq_dpq").symlink_to(fsq.USER_DIR)
+    command = [sys.executable, "-c", USER_DIR_TWICE]
+    assert fsq.run([*command, "patched"], cwd=work).stdout == "done\n"
+    assert "not globally unique" in fsq.run([*command, "stock"], cwd=work, ok=False).stderr
+    (work / "linked" / "fairseq_dpq").unlink()
+    (work / "linked" / "fairseq_dpq").mkdir()
+    assert "not globally unique" in fsq.run([*command, "patched"], cwd=work, ok=False).stderr
+
+
 # ------------------------------------------------------------------------------------- apply
 
 
@@ -326,13 +354,14 @@ def test_apply_is_idempotent_and_light(work: Path) -> None:
         import importlib.util, json, sys, time
         import fairseq_cli.train
         before = set(sys.modules)
-        spec = importlib.util.spec_from_file_location("compat_alone", COMPAT)
-        compat = importlib.util.module_from_spec(spec)
+        spec = importlib.util.spec_from_file_location(
+            "compat_alone", COMPAT + "/__init__.py", submodule_search_locations=[COMPAT])
+        compat = sys.modules["compat_alone"] = importlib.util.module_from_spec(spec)
         start = time.perf_counter()
         spec.loader.exec_module(compat)
         first = compat.apply()
         seconds = time.perf_counter() - start
-        new = sorted(set(sys.modules) - before)
+        new = [m for m in sorted(set(sys.modules) - before) if not m.startswith("compat_alone")]
         print(json.dumps([first, compat.apply(), new, seconds]))
     """
     script = textwrap.dedent(script).replace("COMPAT", repr(COMPAT))
