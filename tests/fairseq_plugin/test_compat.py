@@ -327,6 +327,7 @@ if sys.argv[1] == "patched":
 else:  # stock fairseq, with a module of that name imported from elsewhere
     import types
     sys.modules["fairseq_dpq"] = types.ModuleType("fairseq_dpq")
+    sys.modules["fairseq_dpq"].__path__ = ["elsewhere"]
 from fairseq.utils import import_user_module
 import_user_module(Namespace(user_dir="linked/fairseq_dpq"))
 print("done")

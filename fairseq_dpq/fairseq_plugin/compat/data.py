@@ -48,10 +48,10 @@ def numpy_names() -> bool:
 def last_batch() -> bool:
     """Forks of fairseq's main branch drop the last batch unless its size is a multiple of 8.
 
-    The 8 is the default of `--required-batch-size-multiple`, and it applies to every split. Without
-    it (this patch) fairseq-generate silently translates 96 of 100 sentences and reports the BLEU
-    of those. A set of fewer than 8 sentences fails with `The dataset is empty`. With it the batches
-    are those of 0.12.2.
+    The 8 is the default of `--required-batch-size-multiple`; all splits are affected. Without it
+    fairseq-generate silently translates 96 of 100 sentences and reports the BLEU of those, and a
+    set of fewer than 8 sentences fails with `The dataset is empty`. With it the batches are those
+    of 0.12.2.
     """
     import numpy as np
     from fairseq.data import data_utils
