@@ -1,5 +1,5 @@
-"""The layout of docs/architecture.md: which module imports which, how long files are, and that every
-module is tested. Imports inside functions count as much as those at the top."""
+"""The layout of docs/architecture.md: which module imports which, how long files are, and that
+every module is tested. Imports inside functions count as much as those at the top."""
 
 from __future__ import annotations
 

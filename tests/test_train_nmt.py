@@ -106,8 +106,8 @@ def _check_command(command: str) -> str:
     elif words[0] == "scripts/score_nmt.sh":
         a = _as_fairseq(options.get_generation_parser, _words("score_nmt.sh", *words[1:], **env))
         assert a.path == words[2]
-    elif words[0].startswith("scripts/prepare_"):
-        assert (ROOT / words[0]).exists() and len(words) == 1
+    elif words[0] == "scripts/prepare.sh":
+        assert (ROOT / "fairseq_dpq" / "datasets" / f"{words[1]}.py").exists() and len(words) == 2
     else:
         tool = {"fairseq-dpq-compact": compact, "fairseq-dpq-quantize": quantize}[words[0]]
         tool.get_parser().parse_intermixed_args(words[1:])

@@ -142,7 +142,7 @@ def test_a_server_without_range_that_never_finishes(server: Server, tmp_path: Pa
     server.files["/a.bin"] = BODY
     server.ignore_range = True
     server.break_off["/a.bin"] = [400_000, 300_000] * 10  # further than the last time, in vain
-    with pytest.raises(PrepareError, match="attempt 2 of 2: broke off after 400000 of 700000"):
+    with pytest.raises(PrepareError, match="attempt 2 of 2: interrupted after 400000 of 700000"):
         downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
     assert len(server.requests) == 3
 
@@ -180,7 +180,7 @@ def test_attempts_are_told_and_failed_addresses_remembered(
         f"{second}: attempt 1 of 3: HTTP 503",
         f"{second}: attempt 2 of 3: HTTP 503",
         f"{second}: attempt 3 of 3: HTTP 503",
-        f"{third}: broke off after 1000 of 700000 bytes; going on",
+        f"{third}: interrupted after 1000 of 700000 bytes; resuming",
     ]
 
 

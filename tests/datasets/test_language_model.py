@@ -203,7 +203,7 @@ def test_folder_of_someone_else_is_not_replaced(
         (tmp_path / name).write_bytes(data)
     flags = ["--from", tmp_path, "--out", tmp_path / "bin", "--work", tmp_path / "w"]
     assert run(ptb, *flags, "--no-checksum", "--force") == 2
-    assert "was not made by this script" in capsys.readouterr().err
+    assert "was not created by this script" in capsys.readouterr().err
     assert (tmp_path / "bin" / "thesis.txt").read_text() == "precious"
 
 

@@ -93,7 +93,7 @@ def test_locks_are_for_writing_and_a_disk_without_them_gives_a_warning(
     assert prepare(tmp_path / "bin", tmp_path / "w") == 0
     assert modes == [os.O_RDWR] * 2  # --out and --work; NFS refuses LOCK_EX on other handles
     told = capsys.readouterr().err
-    assert f"warning: {tmp_path / '.bin.lock'}: no lock (No locks available)" in told
+    assert f"warning: {tmp_path / '.bin.lock'}: cannot be locked (No locks available)" in told
     assert f"warning: {tmp_path / 'w' / '.lock'}: no lock" in told
     assert tree(tmp_path) == [f"bin/{STAMP}", "bin/train.bin"]
 
@@ -169,11 +169,11 @@ def test_places_that_cannot_be_replaced(
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith(f"prepare_toy.sh: error: --out {out}")
     expected = {
-        "loop": "is a link that leads back to itself; give a folder",
+        "loop": "is a symbolic link to itself; give a folder",
         "work": f"holds --work {work}; choose a folder in it, e.g. --out {out}/data",
         "from": f"holds --from {source}; ",
         "/": "is a mount point and cannot be replaced; choose a folder in it, e.g. --out /data",
-    }.get(case, "is replaced as a whole, and holds the current folder ")
+    }.get(case, "is replaced as a whole, but contains the current folder ")
     assert expected in error
     assert sorted(tmp_path.rglob("*")) == before
 

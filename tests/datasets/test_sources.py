@@ -62,7 +62,7 @@ def test_bad_archive_gives_way_to_the_next_address_and_route(
     lines = messages(capsys.readouterr().err)
     assert len(lines) == 3
     for line, path in zip(lines, ("/a.gz", "/second/a.gz")):
-        assert line.startswith(server.url + path) and why in line and line.endswith("thrown away")
+        assert line.startswith(server.url + path) and why in line and line.endswith("deleted")
     assert lines[2].startswith("cannot download a.gz: ")
     assert lines[2].endswith("; trying b.tgz instead")
     assert [name for name in tree(tmp_path) if name.startswith("downloads")] == [
@@ -124,7 +124,7 @@ def test_nothing_unchecked_stands_in_for_wrong_bytes(
         "known for it)",
     ]
     # Wrong bytes: it is not, whatever comes in between.
-    refused = "b.gz is not taken instead, as no checksum is known for it"
+    refused = "b.gz is not used instead, because it has no known checksum"
     server.requests.clear()
     server.files["/a.gz"] = PAGE
     with pytest.raises(PrepareError, match=rf"wrong size: 26 bytes, .*; {refused} \(run again"):
@@ -155,7 +155,7 @@ def test_nothing_unchecked_stands_in_for_want_of_room(server: Server, tmp_path: 
     for routes in ([unchecked], [unchecked, checked]):
         wanted = [Wanted("a", (packed(server, "a.gz", known), *routes))]
         if len(routes) == 1:
-            with pytest.raises(PrepareError, match=r"GB free; .*; b\.gz is not taken instead"):
+            with pytest.raises(PrepareError, match=r"GB free; .*; b\.gz is not used instead"):
                 network(tmp_path).obtain(wanted)
         else:
             assert network(tmp_path).obtain(wanted)["a"].read_bytes() == TEXT

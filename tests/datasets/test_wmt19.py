@@ -63,7 +63,7 @@ def test_six_corpora_resumed_and_again_from_files(
     assert "fairseq-preprocess failed (1): killed" in captured.err
     assert captured.out.count("reading and cleaning") == 6
     assert not out.exists() and not (tmp_path / ".bin.partial").exists()
-    for path in wmt.ARCHIVES:  # each broke off once and went on
+    for path in wmt.ARCHIVES:  # each was interrupted once and resumed
         assert [asked for name, asked in server.requests if name == path] == ["", "bytes=400-"]
 
     server.requests.clear()
@@ -175,7 +175,7 @@ def test_wrong_checksum_and_server_that_never_finishes(
     server.files[EUROPARL] = good
     server.break_off[EUROPARL] = [100] + [0] * 20
     assert wmt19.main(flags) == 2
-    assert "broke off after 100 of " in capsys.readouterr().err
+    assert "interrupted after 100 of " in capsys.readouterr().err
     part = tmp_path / "w" / "downloads" / "europarl-v9.de-en.tsv.gz.part"
     assert part.read_bytes() == good[:100]
     assert not (tmp_path / "bin").exists()
@@ -192,7 +192,7 @@ def test_other_forms_are_named_where_they_are_used(
     assert wmt19.main([*flags, *corpora]) == 0
     captured = capsys.readouterr()
     told = [line for line in messages(captured.err) if " instead" in line]
-    doubt = " instead (no checksum is known for it)"
+    doubt = " instead (it has no known checksum)"
     assert [line.rpartition("; trying ")[2] for line in told] == [
         f"{name}{doubt}"
         for name in ("wmt20-dev.tgz", "en-de.bicleaner07.txt.gz", "rapid2019.de-en.tmx.zip")
@@ -235,7 +235,7 @@ def test_no_other_form_after_wrong_bytes_or_without_room(
     assert wmt19.main([*flags, "--corpora", corpus, "--workers", "1"]) == 2
     error = messages(capsys.readouterr().err)[-1]
     assert {"bytes": "wrong checksum: sha256 ", "room": "GB needed, "}[case] in error
-    assert " is not taken instead, as no checksum is known for it" in error
+    assert " is not used instead, because it has no known checksum" in error
     asked = {name for name, _ in server.requests}
     assert path in asked and not asked & wmt.STAND_INS[path].keys()
 
