@@ -37,7 +37,7 @@ def work_folder(work: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path, busy: str, *more: Path) -> Iterator[None]:
-    """Hold the lock file; at the end remove it, and folders created for it or in `more` if empty."""
+    """Hold the lock file; at the end remove it, empty folders created for it, and empty `more`."""
     missing = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = -1

@@ -131,9 +131,9 @@ class LaneIterator(iterators.EpochBatchIterator):
         saved = (place.get("total_lanes"), place.get("steps"))
         if done > 0 and saved != here:
             logger.warning(
-                "the checkpoint stopped in the middle of epoch %s with %s lanes of %s steps; this run "
-                "has %d (--batch-size times workers) of %d (--tokens-per-sample) and restarts that "
-                "epoch",
+                "the checkpoint stopped in the middle of epoch %s with %s lanes of %s steps; this "
+                "run has %d (--batch-size times workers) of %d (--tokens-per-sample) and restarts "
+                "that epoch",
                 *(place.get("epoch"), *saved, *here),
             )
             place = {**place, "iterations_in_epoch": 0}

@@ -82,6 +82,10 @@ def test_options_survive_the_way_through_a_config() -> None:
             r"--dpq-ema-decay 0.9 has no effect with.* use --dpq-method vq",
         ),
         ("--dpq-D 8", r"--dpq-D 8 has no effect without --dpq-K"),
+        (
+            "--dpq-method low_rank",
+            r"low_rank has no effect without --dpq-rank: .* add --dpq-rank 32",
+        ),
         ("--dpq-K 8 --dpq-decoder-K 1", r"--dpq-decoder-K 1: must be from 2"),
     ],
 )

@@ -41,7 +41,7 @@ def resume(corpus, tmp_path, checkpoint, dpq: str, *flags: str) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("", r"trained with DPQ \(--dpq-K 8 --dpq-D 4 --dpq-method sx\).*has no --dpq-K"),
+        ("", r"trained with DPQ \(--dpq-K 8 --dpq-D 4 --dpq-method sx\).*has no DPQ options"),
         (
             "--dpq-K 16 --dpq-D 4 --dpq-embeddings all",
             r"--dpq-K 8 in the checkpoint, 16 here\. .*another --save-dir$",

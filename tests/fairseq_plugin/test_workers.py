@@ -183,7 +183,7 @@ def test_count_that_the_batch_was_made_for(work: Path, monkeypatch: pytest.Monke
     """The scripts leave their number of workers in the environment."""
     argv = [str(work / "nowhere"), "--arch", "transformer", *fsq.TINY]
     monkeypatch.setenv("FAIRSEQ_DPQ_WORKERS", "4")
-    with pytest.raises(ValueError, match="worked out for 4 workers, but 1 would be started"):
+    with pytest.raises(ValueError, match="computed for 4 workers, but 1 would be started"):
         fsq.main("train", argv)
     monkeypatch.setenv("FAIRSEQ_DPQ_WORKERS", "1")
     with pytest.raises(Exception, match="nowhere"):  # goes on as far as the missing data
