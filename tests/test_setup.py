@@ -191,7 +191,7 @@ makes_environments = pytest.mark.skipif(
 
 
 @makes_environments
-def test_set_up_does_not_clear_a_folder_that_is_no_environment(tmp_path: Path) -> None:
+def test_set_up_does_not_clear_a_folder_that_is_not_an_environment(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1").write_text("years of work")
     done = _set_up(_copy(tmp_path), PYTHON=sys.executable, VENV=str(tmp_path / "thesis"))

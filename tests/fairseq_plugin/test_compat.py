@@ -46,7 +46,7 @@ def patched() -> None:
 
 @pytest.fixture(scope="module")
 def stock(work: Path) -> dict:
-    """What fairseq without patches says to the commands below, all run in one fresh process."""
+    """The outcome of the commands below without patches, all run in one new process."""
     script = """
         import json, sys
         from helpers import fsq
@@ -120,7 +120,7 @@ def test_allow_list_holds_data_and_nothing_that_runs(
         "name": np.str_("x"),
         "flag": np.bool_(True),
     }
-    # The older container is one plain pickle, so names can be put as numpy 1 or 2 writes them.
+    # The older format is one plain pickle, so names can be changed to those of numpy 1 or 2.
     torch.save(state, "np.pt", _use_new_zipfile_serialization=False)
     raw = Path("np.pt").read_bytes()
     here = b"cnumpy._core." if b"cnumpy._core." in raw else b"cnumpy.core."
@@ -147,7 +147,7 @@ def test_allow_list_has_what_rank_0_sends(patched: None, tmp_path: Path) -> None
     cfg = OmegaConf.create({"task": {"x": [1, 2.5, None, "s"]}})
     with open_dict(cfg):
         cfg._set_flag("allow_objects", True)
-        if hasattr(OmegaConf, "to_object"):  # omegaconf >= 2.1 can hold foreign objects
+        if hasattr(OmegaConf, "to_object"):  # omegaconf >= 2.1 can hold other objects
             cfg.model = Namespace(dim=7)
     tensors: list = []
     sent = distributed_utils._split_tensors_from_obj({"cfg": cfg, "w": torch.ones(2)}, tensors)
@@ -171,7 +171,7 @@ def test_numpy_names(case: str, work: Path, stock: dict, patched: None) -> None:
 
 
 def test_numpy_float_in_the_crf(patched: None) -> None:
-    """np.float, gone since numpy 1.24, on the way of the CRF's training loss."""
+    """The CRF's training loss uses np.float, which numpy 1.24 removed."""
     from fairseq.modules import DynamicCRF
 
     torch.manual_seed(0)
@@ -200,7 +200,7 @@ def test_no_sentence_is_dropped(n: int, multiple: int, patched: None) -> None:
     assert np.concatenate(now).tolist() == list(range(n))
     assert all(len(b) % multiple == 0 for b in now[:-1])
     old = getattr(data_utils.batch_by_size, "__wrapped__", None)
-    if old is not None:  # the fault is here: what it kept is unchanged, the rest is added
+    if old is not None:  # this version has the fault: what it kept is unchanged, the rest is added
         kept = batches(old, n)
         assert [b.tolist() for b in kept] == [b.tolist() for b in now[: len(kept)]]
         assert sum(map(len, kept)) == n - n % multiple
@@ -241,10 +241,10 @@ def test_stock_aborts_at_exit(work: Path) -> None:
 
 
 # ------------------------------------------------------------------------------- CPU workers
-# What works is in test_workers.py.
+# Valid launches are in test_workers.py.
 
 
-def test_stock_starts_fail_or_train_nothing(stock: dict) -> None:
+def test_stock_launches_fail_or_train_nothing(stock: dict) -> None:
     assert "world size is 2 but have 0 available devices" in stock["world"]
     assert stock["tcp"] == "ran 0", "returned without an error and without training"
 
@@ -274,7 +274,7 @@ def test_half_precision_on_cpu(work: Path, stock: dict, patched: None) -> None:
     assert "xla_device" in stock["bf16"]
 
 
-def test_tpu_is_still_a_tpu(work: Path, patched: None) -> None:
+def test_tpu_flag_is_kept(work: Path, patched: None) -> None:
     from fairseq import options
 
     parser = options.get_training_parser()

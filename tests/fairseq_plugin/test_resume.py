@@ -1,4 +1,4 @@
-"""Restoring checkpoints: same options or an error with both; full tables start DPQ ones."""
+"""Restoring checkpoints: the same options or an error with both; starting from full tables."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_training_options_may_change_with_a_reset_optimizer(corpus, dpq, tmp_pat
         ("vq", "--dpq-ema-decay 0.9", {"ema_count", "ema_sum"}),
     ],
 )
-def test_options_with_state_are_taken_on_and_left_out(corpus, tmp_path, method, option, buffers):
-    """What a collapsing run is advised to try can be tried on the run itself, and undone."""
+def test_options_with_state_are_added_and_removed(corpus, tmp_path, method, option, buffers):
+    """The options that help a collapsing run can be added when it is resumed, and removed."""
     plain = f"{SX} --dpq-method {method}"
     train(corpus, tmp_path / "plain", *TIED, updates=2, dpq=plain)
     path = "encoder.embed_tokens."
@@ -98,7 +98,7 @@ def test_options_with_state_are_taken_on_and_left_out(corpus, tmp_path, method, 
     assert added(tmp_path / "off") == set()
 
 
-def test_averages_that_are_taken_on_begin_at_the_trained_centroids() -> None:
+def test_added_averages_begin_at_the_trained_centroids() -> None:
     torch.manual_seed(0)
     old = FairseqDPQEmbedding(20, 8, 1, K=4, D=2, method="vq")
     state = {f"embed.{key}": tensor for key, tensor in old.state_dict().items()}
@@ -106,13 +106,13 @@ def test_averages_that_are_taken_on_begin_at_the_trained_centroids() -> None:
     layer.upgrade_state_dict_named(state, "embed")
     layer.load_state_dict({key[len("embed.") :]: tensor for key, tensor in state.items()})
     assert torch.equal(layer.ema_sum / layer.ema_count.unsqueeze(-1), old.values)
-    del state["embed.norm_mean"]  # not something to start anew: the codes depend on it
+    del state["embed.norm_mean"]  # cannot be re-initialised: the codes depend on it
     layer.upgrade_state_dict_named(state, "embed")
     with pytest.raises(RuntimeError, match="norm_mean"):
         layer.load_state_dict({key[len("embed.") :]: tensor for key, tensor in state.items()})
 
 
-def test_full_tables_need_a_word_from_the_user(corpus, full, tmp_path) -> None:
+def test_full_tables_need_an_explicit_flag(corpus, full, tmp_path) -> None:
     with pytest.raises(DPQConfigError, match=r"full tables.*--finetune-from-model"):
         resume(corpus, tmp_path, full, SX)
 
