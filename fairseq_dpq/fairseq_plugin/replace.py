@@ -76,7 +76,7 @@ def replace_tables(model: nn.Module, cfg: Any, options: PluginConfig) -> TablesR
         if getattr(options, name) and not any(found.decoder for found in chosen):
             raise DPQConfigError(
                 f"{say_flag(name, getattr(options, name))} has no effect: no table that becomes "
-                f"DPQ belongs to the decoder only: {', '.join(found.path for found in chosen)}; "
+                f"DPQ ({', '.join(found.path for found in chosen)}) belongs to the decoder only; "
                 "add --dpq-embeddings all where the decoder has a table of its own, or leave it out"
             )
     record = TablesRecord({})

@@ -1,5 +1,5 @@
-"""Workers on CPU: every way to start them is started with two real gloo processes, and every start
-that cannot work says so. The yardstick is one process with --update-freq 2.
+"""Workers on CPU: every way to start them, with two real gloo processes, and the errors of invalid
+launches. The reference is one process with --update-freq 2.
 """
 
 from __future__ import annotations
