@@ -94,7 +94,7 @@ def test_locks_are_exclusive_and_a_disk_without_locks_gives_a_warning(
     assert modes == [os.O_RDWR] * 2  # --out and --work; NFS refuses LOCK_EX on other handles
     told = capsys.readouterr().err
     assert f"warning: {tmp_path / '.bin.lock'}: cannot be locked (No locks available)" in told
-    assert f"warning: {tmp_path / 'w' / '.lock'}: no lock" in told
+    assert f"warning: {tmp_path / 'w' / '.lock'}: cannot be locked" in told
     assert tree(tmp_path) == [f"bin/{STAMP}", "bin/train.bin"]
 
 
@@ -170,8 +170,8 @@ def test_places_that_cannot_be_replaced(
     assert error.count("\n") == 1 and error.startswith(f"prepare_toy.sh: error: --out {out}")
     expected = {
         "loop": "is a symbolic link to itself; give a folder",
-        "work": f"holds --work {work}; choose a folder in it, e.g. --out {out}/data",
-        "from": f"holds --from {source}; ",
+        "work": f"contains --work {work}; choose a folder in it, e.g. --out {out}/data",
+        "from": f"contains --from {source}; ",
         "/": "is a mount point and cannot be replaced; choose a folder in it, e.g. --out /data",
     }.get(case, "is replaced as a whole, but contains the current folder ")
     assert expected in error

@@ -120,8 +120,8 @@ def test_no_unverified_file_replaces_wrong_bytes(
     url = f"{server.url}/a.gz"
     assert messages(capsys.readouterr().err) == [
         f"{url}: HTTP 404 Not Found",
-        f"cannot download a.gz: {url}: HTTP 404 Not Found; trying b.gz instead (no checksum is "
-        "known for it)",
+        f"cannot download a.gz: {url}: HTTP 404 Not Found; trying b.gz instead (it has no "
+        "known checksum)",
     ]
     # Wrong bytes: the other one is not used, even after further failures.
     refused = "b.gz is not used instead, because it has no known checksum"
