@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
-# glibc gives large blocks back to the system when they are freed and maps them anew, page by page,
+# glibc returns large blocks to the system when they are freed and maps them again, page by page,
 # at the next allocation. That costs as much as a lookup itself, now and then, on either side.
 STEADY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),

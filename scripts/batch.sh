@@ -29,7 +29,7 @@ split_batch() {
                 "fewer workers, or a larger BATCH"
         batch_flags="--max-tokens $micro --update-freq $freq"
     else
-        # Long sentences come in smaller batches, so that memory has a bound.
+        # Long sentences are put into smaller batches, to bound memory.
         tokens=$((length * micro))
         [ $tokens -ge "$floor" ] || tokens=$floor
         batch_flags="--batch-size $micro --max-tokens $tokens --update-freq $freq"

@@ -3,8 +3,8 @@
 # command that is shown.
 script=$(basename "$0")
 
-# glibc gives large freed blocks back to the kernel and faults their pages in again at every step;
-# kept, a training step on a CPU takes a fifth less time.
+# glibc returns large freed blocks to the kernel and maps their pages again at every step. Keeping them
+# makes a training step on a CPU a fifth faster.
 export MALLOC_MMAP_MAX_="${MALLOC_MMAP_MAX_:-0}"
 export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-4000000000}"
 
@@ -31,7 +31,7 @@ count_workers() {
         if [ "$previous" = --distributed-world-size ]; then world=$word; fi
         previous=$word
     done
-    # A launcher that starts other numbers than the batch was worked out for would change the
+    # A launcher that starts a different number than the batch was computed for would change the
     # training.
     launched=${WORLD_SIZE:-$world}
     workers=${WORKERS:-$launched}
@@ -56,7 +56,7 @@ count_workers() {
         fail "in a Slurm job fairseq takes its workers from the tasks of srun; put before the line:" \
             "torchrun --nproc_per_node $workers --no_python, or srun with one task per worker"
     fi
-    # Compared with what fairseq is about to start (fairseq_dpq/workers.py).
+    # Compared with what fairseq is about to start (fairseq_dpq/fairseq_plugin/workers.py).
     export FAIRSEQ_DPQ_WORKERS="$workers"
     # fairseq would start as many as there are GPUs.
     if [ -n "${WORKERS:-}" ] && [ -z "$launched" ]; then

@@ -2,7 +2,7 @@
 # Creates or repairs .venv: torch, fairseq, pinned requirements, this checkout. make calls it before
 # everything else; when nothing changed it returns within a second.
 #
-# Environment: PYTHON (interpreter for .venv; without it one that runs is kept, whatever made it), VENV
+# Environment: PYTHON (interpreter for .venv; if not given, a working .venv is kept), VENV
 # (default .venv), TORCH (default torch==2.13.0; pip arguments, so that a CUDA or CPU build can be named),
 # MAX_JOBS (compiler processes), and pip's own PIP_*.
 set -euo pipefail
@@ -22,7 +22,7 @@ die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
 
 sha() { if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi | cut -c1-32; }
 
-# A child runs in its own process group: an interrupt must reach the compilers below pip, too.
+# A child runs in its own process group: an interrupt must also reach the compilers that pip starts.
 stop_child() {
   trap - INT TERM HUP
   if [ -n "$child" ]; then
@@ -114,8 +114,8 @@ run() {
   printf 'setup:   done in %d s\n' "$((SECONDS - start))"
 }
 
-# pip writes INSTALLER and RECORD last. Where they lack, an install was cut short: without its
-# metadata pip sees the package as absent and writes it anew. Folders called ~* are pip's own leftovers.
+# pip writes INSTALLER and RECORD last. If they are missing, an installation was interrupted: without its
+# metadata pip treats the package as absent and reinstalls it. Folders called ~* are left behind by pip.
 repair() {
   local info
   for info in "$VENV"/lib/python*/site-packages/*.dist-info; do
@@ -128,7 +128,7 @@ repair() {
 }
 
 # step NAME TITLE KEY COMMAND...: runs the command unless its stamp holds the same key. Each key has
-# the previous one in it: what changes below is built anew above (fairseq links against torch).
+# the previous one in it: a change in one step repeats the later ones (fairseq links against torch).
 chain=""
 step() {
   local name="$1" title="$2" key="$3"
@@ -149,8 +149,9 @@ pip_install() { "$VENV/bin/python" -m pip install --no-input "$@"; }
 
 make_venv() { rm -rf "$VENV" && "$python" -m venv "$VENV"; }
 
-# pip may hold a wheel that was compiled against another torch or numpy: when its parts do not load,
-# it is compiled anew. Built in the environment itself, for an isolated build fetches a second torch.
+# pip may have cached a wheel that was compiled against another torch or numpy: if it cannot be imported,
+# it is recompiled. It is built in the environment itself, because an isolated build downloads a second
+# torch.
 install_fairseq() {
   local install=(--no-build-isolation --no-deps --force-reinstall -r requirements/fairseq.txt)
   pip_install "${install[@]}" || return
@@ -162,8 +163,8 @@ check_fairseq() {
 import fairseq.data.data_utils_fast, fairseq.data.token_block_utils_fast")
 }
 
-# fairseq looks for --user-dir NAME as a path, then beside its own package. An editable install is not
-# beside it, so a link puts this checkout there; the editable install brings the commands and metadata.
+# fairseq looks for --user-dir NAME as a path, then next to its own package. An editable install is not
+# there, so a link to this checkout is added; the editable install provides the commands and metadata.
 install_package() {
   pip_install --no-deps --no-build-isolation --editable . || return
   local site
@@ -185,7 +186,7 @@ import matplotlib, pytest, safetensors, sentencepiece, tensorboard, xdist")
 install_and_check() { install_package && check_all; }
 
 # One set-up at a time. The lock is held by every child: it is free when all have ended. The file is
-# open for writing, for NFS has no exclusive lock on one that is open for reading.
+# opened to write, because NFS has no exclusive locks on files opened to read.
 lock_python="$(command -v python3 || command -v python)" || die "no python3 found"
 lock() {
   "$lock_python" - "$1" 2>&1 <<'PY'
@@ -202,38 +203,38 @@ lock_code=0
 if { exec 9>>.setup.lock; } 2>/dev/null; then
   lock_error="$(lock try)" || lock_code=$?
   if [ "$lock_code" = 75 ]; then
-    say "another set-up of this checkout is at work; waiting for it"
+    say "another set-up of this checkout is running; waiting for it"
     lock_code=0
     lock_error="$(lock wait)" || lock_code=$?
   fi
 else
   lock_code=1 lock_error="cannot write it"
 fi
-[ "$lock_code" = 0 ] || say "warning: .setup.lock: no lock ($lock_error); start no second make meanwhile"
+[ "$lock_code" = 0 ] || say "warning: .setup.lock: cannot be locked ($lock_error); do not start a second make"
 
-# The environment itself: made anew when it is incomplete, was moved, its Python is gone, or PYTHON names
-# another one. Without PYTHON any will do.
-anew=""
+# The environment itself: recreated if it is incomplete or was moved, if its Python is gone, or if PYTHON
+# names another one. Without PYTHON any Python is accepted.
+broken=""
 stamp="$(cat "$STAMPS/venv" 2>/dev/null)" || stamp=""
 case "$stamp" in
   "$VENV" | "$VENV "*) ;; # older stamps went on with PYTHON
-  *) anew="is incomplete or belongs elsewhere" ;;
+  *) broken="is incomplete or belongs elsewhere" ;;
 esac
-if [ -z "$anew" ] && ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
-  anew="has no Python with pip that runs"
+if [ -z "$broken" ] && ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
+  broken="has no Python with pip that runs"
 fi
-if [ -z "$anew" ] && [ -n "${PYTHON:-}" ] && ! same "$PYTHON" "$VENV/bin/python"; then
-  anew="was made with another Python than $PYTHON"
+if [ -z "$broken" ] && [ -n "${PYTHON:-}" ] && ! same "$PYTHON" "$VENV/bin/python"; then
+  broken="was made with another Python than $PYTHON"
 fi
-if [ -n "$anew" ]; then
+if [ -n "$broken" ]; then
   python="$(find_python)"
   command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null ||
     die "no C++ compiler found (c++ or g++); fairseq needs one (on Debian and Ubuntu: build-essential)"
   case "${VENV##*/}" in
     .venv*) ;;
-    *) [ ! -e "$VENV" ] || [ -e "$VENV/pyvenv.cfg" ] || die "VENV=$VENV is there and is no virtual environment" ;;
+    *) [ ! -e "$VENV" ] || [ -e "$VENV/pyvenv.cfg" ] || die "VENV=$VENV exists and is not a virtual environment" ;;
   esac
-  [ ! -e "$VENV" ] || say "$VENV $anew: making it anew"
+  [ ! -e "$VENV" ] || say "$VENV $broken: recreating it"
   log="$(mktemp)"
   run "creating $VENV with $("$python" --version)" "$log" make_venv
   mkdir -p "$STAMPS"
@@ -251,11 +252,11 @@ export MAX_JOBS
 # shellcheck disable=SC2086
 step torch "$TORCH and the build tools" "$TORCH $(cat requirements/torch.txt requirements/build.txt)" \
   pip_install $TORCH -r requirements/build.txt ${torch_pins[@]+"${torch_pins[@]}"}
-printf '%s\n' "$TORCH" >"$STAMPS/TORCH" # which build it is, for who looks
+printf '%s\n' "$TORCH" >"$STAMPS/TORCH" # to see which build it is
 torch_chain="$chain"
 step run "run-time requirements" "$(cat requirements/run.txt)" \
   pip_install -r requirements/run.txt -c requirements/build.txt
-chain="$torch_chain" # other run-time requirements are no reason to compile fairseq again
+chain="$torch_chain" # a change of other requirements does not recompile fairseq
 step fairseq "fairseq: compiling its C++ parts, 3 to 4 minutes, once" "$(cat requirements/fairseq.txt)" \
   install_fairseq
 step dev "test and lint tools" "$(cat requirements/dev.txt)" \

@@ -135,7 +135,7 @@ def test_no_training_outlives_an_error_of_the_demo_itself(
     assert left == []
 
 
-def test_interrupted_run_is_taken_up_and_other_ones_make_room(
+def test_interrupted_run_is_resumed_and_other_ones_are_removed(
     runner, tmp_path: Path, capsys
 ) -> None:
     runner.step("one", append("x"))

@@ -191,12 +191,12 @@ makes_environments = pytest.mark.skipif(
 
 
 @makes_environments
-def test_set_up_does_not_clear_a_folder_that_is_no_environment(tmp_path: Path) -> None:
+def test_set_up_does_not_clear_a_folder_that_is_not_an_environment(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1").write_text("years of work")
     done = _set_up(_copy(tmp_path), PYTHON=sys.executable, VENV=str(tmp_path / "thesis"))
     assert done.returncode == 1
-    assert "is there and is no virtual environment" in done.stdout
+    assert "exists and is not a virtual environment" in done.stdout
     assert (tmp_path / "thesis" / "chapter1").read_text() == "years of work"
 
 
@@ -236,7 +236,7 @@ def test_set_up_keeps_an_environment_that_runs(tmp_path: Path, tools: Path) -> N
         stamp.write_text(f"{venv}{old}\n")
         assert say(PYTHON=python).startswith(first_step), (old, python)
 
-    # What has to be made anew is there until all is at hand; here it wants a compiler.
+    # The old environment stays until its replacement can be built; here a compiler is missing.
     other = tmp_path / "other" / Path(base).name
     other.parent.mkdir()
     shutil.copy(base, other)  # another Python, if it runs away from its home
@@ -246,11 +246,11 @@ def test_set_up_keeps_an_environment_that_runs(tmp_path: Path, tools: Path) -> N
     assert say().startswith("setup: error: no C++ compiler found")
     assert (site / "pip.py").exists()
 
-    # The only Python at hand is the environment's own: the one below it is taken.
+    # The only Python is the environment's own: the one it was created with is used.
     stamp.write_text(f"{venv}\n")
     (site / "pip.py").unlink()
     assert say(CXX="cat").startswith(
-        f"setup: {venv} has no Python with pip that runs: making it anew\n"
+        f"setup: {venv} has no Python with pip that runs: recreating it\n"
         f"setup: creating {venv} with Python {platform.python_version()}\nsetup:   done in "
     )
     assert (venv / "bin" / "pip").exists()
@@ -302,10 +302,10 @@ def test_set_up_goes_on_where_the_lock_is_not_held_by_another(tmp_path: Path, ca
     done = _set_up(checkout, PYTHON="/no/python", PYTHONPATH=str(tmp_path))
     warning = {
         "nfs": "",
-        "none": f"setup: warning: .setup.lock: no lock ([Errno {errno.ENOLCK}] No locks available);"
-        " start no second make meanwhile\n",
-        "unwritable": "setup: warning: .setup.lock: no lock (cannot write it); start no second "
-        "make meanwhile\n",
+        "none": f"setup: warning: .setup.lock: cannot be locked ([Errno {errno.ENOLCK}] No locks "
+        "available); do not start a second make\n",
+        "unwritable": "setup: warning: .setup.lock: cannot be locked (cannot write it); do not "
+        "start a second make\n",
     }[case]
     assert done.stdout.startswith(f"{warning}setup: error: PYTHON=/no/python is not")
 
@@ -326,7 +326,7 @@ def test_set_up_waits_for_another_one(tmp_path: Path) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             second.wait(0.5)
     rest, _ = second.communicate(timeout=30)
-    assert first_line == "setup: another set-up of this checkout is at work; waiting for it\n"
+    assert first_line == "setup: another set-up of this checkout is running; waiting for it\n"
     assert rest.startswith("setup: error: PYTHON=/no/python is not")
 
 
@@ -335,7 +335,7 @@ def test_lock_file_is_not_for_git() -> None:
 
 
 def test_second_set_up_has_nothing_to_do() -> None:
-    """On the environment itself, with the values it was made with: nothing is to be built anew."""
+    """On the environment itself, with the values it was made with: nothing is rebuilt."""
     venv = ROOT / ".venv"
     files = [venv / ".setup" / name for name in ("package", "venv", "TORCH")]
     if not all(path.exists() for path in files) or files[1].read_text() != f"{venv}\n":

@@ -213,7 +213,7 @@ def test_resume_in_mid_epoch_is_bit_exact(
     assert torch.load(ends[1])["extra_state"]["train_iterator"]["epoch"] == 2
 
 
-def test_resume_with_other_lanes_starts_the_epoch_anew(data: Path, tmp_path: Path) -> None:
+def test_resume_with_other_lanes_restarts_the_epoch(data: Path, tmp_path: Path) -> None:
     """... and not the whole schedule: the second epoch, at its own learning rate."""
     schedule = ["--force-anneal", "2", "--lr-shrink", "0.5", "--disable-validation"]
     first = _train(data, tmp_path, 10_000, "--max-epoch", "1", *schedule)
@@ -221,7 +221,7 @@ def test_resume_with_other_lanes_starts_the_epoch_anew(data: Path, tmp_path: Pat
     _train(data, tmp_path, updates + 2, *schedule)
     argv = _flags(data, tmp_path, 10_000, "--batch-size", "4", "--max-epoch", "2", *schedule)
     text = fsq.main("train", argv)
-    assert "in the middle of epoch 2 over 6 lanes of 5 steps; this run has 4" in text
+    assert "in the middle of epoch 2 with 6 lanes of 5 steps; this run has 4" in text
     place = torch.load(tmp_path / "checkpoint_last.pt")["extra_state"]["train_iterator"]
     assert (place["epoch"], place["total_lanes"]) == (3, 4)
     assert set(fsq.logged(text, r"num_updates=\d+, lr")) == {0.5}

@@ -1,6 +1,6 @@
-"""Members out of tar, zip and gzip files, written whole or not at all.
+"""Extract members of tar, zip and gzip files, completely or not at all.
 
-An archive with any member that points outside the target folder is refused as a whole.
+An archive is refused if any member points outside the target folder.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fairseq_dpq.datasets.errors import PrepareError
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Errors of an archive become one line. tarfile, zipfile and the decompressors raise almost
-    any exception on bad headers: ValueError, IndexError, UnicodeDecodeError, struct.error, ..."""
+    """Turn any error of reading an archive into a PrepareError. On bad headers tarfile, zipfile and
+    the decompressors raise almost anything: ValueError, IndexError, UnicodeDecodeError, ..."""
     try:
         yield
     except PrepareError:
@@ -31,7 +31,7 @@ def _reading() -> Iterator[None]:
 
 
 def safe_name(name: str) -> str:
-    """The member's path with `./` taken off; PrepareError if it leaves the target folder."""
+    """The member's path without `./`; PrepareError if it leaves the target folder."""
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     drive = bool(parts) and len(parts[0]) >= 2 and parts[0][1] == ":"
     if name.startswith(("/", "\\")) or drive or ".." in parts or "\0" in name:
@@ -40,9 +40,9 @@ def safe_name(name: str) -> str:
 
 
 def extract(archive: Path, members: Mapping[str, Path]) -> None:
-    """Write each wanted member (path in the archive, may hold `*`) to its target file.
+    """Write each wanted member (its path in the archive, which may contain `*`) to its target file.
 
-    A plain .gz has a single nameless member, which goes to the only target.
+    A plain .gz has a single member without a name, which is written to the only target.
     """
     staged: dict[str, Path] = {
         member: target.with_name(target.name + ".tmp") for member, target in members.items()
@@ -101,7 +101,7 @@ def _copy(members: Iterator[tuple[str, Any]], staged: Mapping[str, Path]) -> lis
 
 
 def _write(source: IO[bytes] | gzip.GzipFile, path: Path) -> None:
-    """Copy a member. Only reading is guarded: a full disk is not the archive's fault."""
+    """Copy a member. Only read errors are blamed on the archive, not a full disk."""
     with open(path, "wb") as out:
         while True:
             with _reading():
@@ -113,7 +113,7 @@ def _write(source: IO[bytes] | gzip.GzipFile, path: Path) -> None:
 
 def _tar_members(archive: Path) -> Iterator[tuple[str, Any]]:
     opener: Any = open if archive.name.endswith(".tar") else gzip.open
-    # "r|" reads once from front to back, which suits an archive of a gigabyte.
+    # "r|" reads the archive once from front to back: it may be a gigabyte.
     with opener(archive, "rb") as stream:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for info in tar:
@@ -121,13 +121,15 @@ def _tar_members(archive: Path) -> Iterator[tuple[str, Any]]:
                 if info.issym() or info.islnk():
                     _check_link(name, info)
                 elif info.issparse():
-                    # A few bytes of header may stand for terabytes of zeros.
+                    # A few bytes of header can expand to terabytes of zeros.
                     raise PrepareError(f"member {name!r} is a sparse file")
                 elif info.isfile():
                     yield name, lambda info=info: tar.extractfile(info)
                 elif not info.isdir():
                     raise PrepareError(f"member {name!r} is a device, not a file")
-        while stream.read(1 << 20):  # up to gzip's own length and CRC, which tarfile ignores
+        while stream.read(
+            1 << 20
+        ):  # to the end, so that gzip checks its length and CRC; tarfile does not
             pass
 
 

@@ -1,6 +1,6 @@
-"""fairseq-preprocess as the last step of every data set.
+"""fairseq-preprocess, the last step of every data set.
 
-It runs in its own process, with its output kept for the error message.
+It runs in its own process. Its output is kept for the error message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fairseq_dpq.datasets.errors import PrepareError
 
 
 def require_fairseq() -> None:
-    """Say so before the download if the last step cannot run."""
+    """Fail before the download if fairseq, which the last step needs, is missing."""
     if importlib.util.find_spec("fairseq_cli") is None:
         raise PrepareError(
             f"fairseq is not installed for {sys.executable}; install it or set PYTHON to the "

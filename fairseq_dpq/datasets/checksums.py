@@ -1,6 +1,6 @@
-"""Checksums: what a file should be, and whether it is.
+"""Checksums of files.
 
-`Checks` carries the user's --no-checksum and --checksums over the built-in tables.
+`Checks` applies --no-checksum and --checksums to the built-in checksums.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HEX_LENGTHS = {32: "md5", 40: "sha1", 64: "sha256"}
 
 @dataclass(frozen=True)
 class Digest:
-    """What is known of a file; every field may be missing."""
+    """What is known about a file; every field is optional."""
 
     size: int | None = None
     sha256: str | None = None
@@ -48,7 +48,7 @@ def hash_file(path: Path, algorithm: str = "sha256") -> str:
 
 
 def mismatch(path: Path, digest: Digest) -> str | None:
-    """Why the file is not the one that was meant, or None if it is."""
+    """Why the file is not the expected one, or None if it is."""
     size = path.stat().st_size
     if digest.size is not None and size != digest.size:
         return f"wrong size: {size} bytes, expected {digest.size}"
@@ -63,24 +63,24 @@ def mismatch(path: Path, digest: Digest) -> str | None:
 
 @dataclass(frozen=True)
 class Checks:
-    """Which checksums are checked. `skip` holds file names; "*" stands for all of them."""
+    """Which checksums are verified. `skip` has file names; "*" means all of them."""
 
     skip: frozenset[str] = frozenset()
     override: dict[str, Digest] = field(default_factory=dict)
 
     @property
     def documented(self) -> bool:
-        """True while every file is known to be the documented one, so counts must match too."""
+        """True if every file must be the documented one, so that counts must match too."""
         return not self.skip and not self.override
 
     def digest(self, name: str, builtin: Digest) -> Digest:
-        """The digest that `name` has to have under the user's choice; may be empty."""
+        """The digest that `name` must have with the user's flags; may be empty."""
         if "*" in self.skip or name in self.skip:
             return Digest()
         return self.override.get(name, builtin)
 
     def require(self, path: Path, name: str, builtin: Digest) -> None:
-        """Raise unless the user's own file `path` is what `name` stands for."""
+        """Raise unless the user's file `path` has the checksum of `name`."""
         reason = mismatch(path, self.digest(name, builtin))
         if reason is not None:
             raise PrepareError(

@@ -25,7 +25,7 @@ Result = Dict[str, Any]
 
 
 def cores() -> int:
-    """Cores this process may use (a container often has fewer than the machine)."""
+    """Cores that this process may use (in a container often fewer than the machine has)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -42,17 +42,17 @@ def make_parser(name: str, description: str) -> argparse.ArgumentParser:
     add("--work", type=Path, default=Path("data") / name, metavar="DIR",
         help="downloads and intermediate files (default: %(default)s)")  # fmt: skip
     add("--mirror", "--base-url", dest="mirrors", action="append", default=[], metavar="URL",
-        help="fetch from URL instead of the built-in addresses; may be repeated")  # fmt: skip
+        help="download from URL instead of the built-in addresses; may be repeated")  # fmt: skip
     add("--checksums", type=Path, metavar="FILE",
         help="sha256sum/md5sum lines that replace the built-in checksums")  # fmt: skip
     add("--no-checksum", nargs="?", const="*", default="", metavar="NAME,NAME",
-        help="do not check these files (all, if none is named); documented counts then "
+        help="do not verify these files (all, if none is named); wrong counts then "
         "give a warning instead of an error")  # fmt: skip
     add("--retries", type=int, default=4, metavar="N",
-        help="times an address is tried again without progress (default: %(default)s)")  # fmt: skip
+        help="retries of an address without progress (default: %(default)s)")  # fmt: skip
     add("--workers", type=int, default=cores(), metavar="N",
         help="processes (default: all cores, here %(default)s)")  # fmt: skip
-    add("--force", action="store_true", help="build again even if nothing has changed")
+    add("--force", action="store_true", help="rebuild even if nothing has changed")
     add("--keep", action="store_true", help="keep extracted and intermediate files in --work")
     return parser
 
@@ -85,7 +85,7 @@ class Run:
         self.sources = Sources(args.from_dir, self.work, downloader)
 
     def expect(self, what: str, got: Any, expected: Any) -> None:
-        """A documented figure: binding for the documented files, a warning for other ones."""
+        """Compare with a documented figure: an error for the documented files, else a warning."""
         if got == expected:
             return
         message = f"{what}: {got}, documented is {expected}"
@@ -103,11 +103,11 @@ class Run:
         build: Callable[[Path], Result],
         report: Callable[[Result], Sequence[str]],
     ) -> None:
-        """Make --out by `build`, unless it stands there made from the same files and options.
+        """Create --out by `build`, unless it was already built from the same files and options.
 
-        With --from the files themselves are compared. Without it the options (which hold the
-        addresses' checksums) say it all, and the stamp's result names the files that were used:
-        the downloads may have been deleted since.
+        With --from the files themselves are compared. Without it the options are compared, which
+        include the checksums of the addresses: the downloads may have been deleted. The stamp's
+        result names the files that were used.
         """
 
         def recorded(folder: Path) -> Result:
@@ -141,7 +141,7 @@ class Run:
 
 
 def _terminate(signum: int, frame: Any) -> None:
-    # As an exception, so that half-made folders are cleaned up on `kill` as well.
+    # As an exception, so that unfinished folders are removed on `kill` too.
     raise KeyboardInterrupt
 
 
@@ -151,7 +151,7 @@ def run_main(
     body: Callable[[Run], None],
     argv: list[str] | None = None,
 ) -> int:
-    """Parse, run, and turn what went wrong into one line and an exit code."""
+    """Parse the command line and run; errors become one line and an exit code."""
     args = parser.parse_args(argv)
     try:
         signal.signal(signal.SIGTERM, _terminate)
@@ -164,6 +164,6 @@ def run_main(
         print(f"prepare_{name}.sh: error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"prepare_{name}.sh: interrupted; run it again to go on", file=sys.stderr)
+        print(f"prepare_{name}.sh: interrupted; run it again to continue", file=sys.stderr)
         return 130
     return 0

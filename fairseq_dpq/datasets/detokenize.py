@@ -1,4 +1,4 @@
-"""Tokenised text with Moses-style escapes back to running text, for sacreBLEU.
+"""Detokenise text with Moses-style escapes, so that sacreBLEU can score it.
 
 ``python -m fairseq_dpq.datasets.detokenize < tokenised > running`` does it line by line.
 """
@@ -18,7 +18,7 @@ _CONTRACTION = re.compile(r"^'(?:s|S|m|M|d|D|re|RE|ve|VE|ll|LL|t|T)$")
 
 
 def unescape(text: str) -> str:
-    """Undo the tokeniser's escapes; &amp; last, so that no new escape comes about."""
+    """Undo the tokeniser's escapes; &amp; last, so that no new escape appears."""
     for escape, character in _ESCAPES.items():
         text = text.replace(escape, character)
     return text.replace("&amp;", "&")
@@ -28,7 +28,7 @@ def detokenize(line: str) -> str:
     """Join punctuation to its word, and split-off contractions such as `don 't`."""
     words = unescape(line).split()
     out: list[str] = []
-    glue = True  # the next word is joined to what stands before it
+    glue = True  # the next word is joined to the previous one
     open_quotes = {'"': False, "'": False}
     for word in words:
         if word in open_quotes:

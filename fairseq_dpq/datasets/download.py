@@ -1,6 +1,6 @@
-"""Downloads: mirrors in order, resumed by Range, checked, then renamed into place.
+"""Downloads: addresses are tried in order, resumed by Range, verified, then renamed into place.
 
-A broken-off download stays as NAME.part, from which the next run goes on.
+An interrupted download is kept as NAME.part, and the next run resumes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tqdm import tqdm
 from fairseq_dpq.datasets.checksums import UNKNOWN, Checks, Digest, mismatch
 from fairseq_dpq.datasets.errors import PrepareError, Unfit
 
-# Two of the hosts answer 403 to Python's own User-Agent.
+# Two of the hosts answer 403 to Python's default User-Agent.
 USER_AGENT = (
     "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) "
     "Chrome/124.0.0.0 Safari/537.36"
@@ -47,15 +47,15 @@ class _GiveUp(Exception):
 
 
 class _Wrong(_GiveUp):
-    """This address serves other bytes than the documented ones."""
+    """This address serves bytes other than the documented ones."""
 
 
 class _TryAgain(Exception):
-    """The connection failed; the same address may work in a moment."""
+    """The connection failed; the same address may work on a retry."""
 
 
 def _opener(seconds: float) -> urllib.request.OpenerDirector:
-    """urllib's own, with a shorter time limit until the connection stands."""
+    """urllib's opener, with a shorter timeout until the connection is established."""
 
     def within(connection: http.client.HTTPConnection, connect: Callable[[], None]) -> None:
         patience, connection.timeout = connection.timeout, seconds
@@ -83,7 +83,7 @@ def _opener(seconds: float) -> urllib.request.OpenerDirector:
 
 
 def progress(total: int | None, label: str, unit: str = "B", initial: int = 0) -> Any:
-    """A progress bar on stderr; seldom redrawn when stderr is a log file."""
+    """A progress bar on stderr, redrawn less often if stderr is a log file."""
     return tqdm(
         total=total,
         initial=initial,
@@ -99,7 +99,7 @@ def progress(total: int | None, label: str, unit: str = "B", initial: int = 0) -
 class Downloader:
     """Fetches `Remote`s into one folder and remembers which files were verified.
 
-    An address that failed is not asked again by the same Downloader.
+    An address that failed is not tried again by the same Downloader.
     """
 
     def __init__(
@@ -120,11 +120,11 @@ class Downloader:
         self.wait = wait
         self._open = _opener(connect_timeout).open
         self._failed: dict[str, tuple[str, bool]] = {}  # address -> reason, wrong bytes?
-        self._unfit: dict[str, str] = {}  # name of a file that is of no use as documented
+        self._unfit: dict[str, str] = {}  # file name -> why the documented file cannot be used
         self._origin: dict[str, str] = {}  # name -> the address it came from in this run
 
     def addresses(self, remote: Remote) -> list[str]:
-        """Where to look: under each --mirror by full path, then by name; else the built-in URLs."""
+        """What to try: under each --mirror by path, then by name; else the built-in URLs."""
         if not self.mirrors:
             return list(remote.urls)
         found: list[str] = []
@@ -167,11 +167,11 @@ class Downloader:
         raise (Unfit if wrong else PrepareError)(f"cannot download {remote.name}: {reasons}")
 
     def reject(self, remote: Remote, reason: str, wrong: bool) -> None:
-        """Throw away a file that proved unusable; the next `get` goes to the next address."""
+        """Delete a file that cannot be used; the next `get` tries the next address."""
         target = self.folder / remote.name
         digest = self.checks.digest(remote.name, remote.digest)
         if digest.best() is not None and mismatch(target, digest) is None:
-            # The documented file: every address has it, and loading it again would not help.
+            # It is the documented file: every address serves the same one.
             self._unfit[remote.name] = reason
             return
         target.unlink()
@@ -179,7 +179,7 @@ class Downloader:
         url = self._origin.pop(remote.name, None)
         if url is not None:
             self._failed[url] = reason, wrong
-        print(f"{url or target}: {reason}; thrown away", file=sys.stderr)
+        print(f"{url or target}: {reason}; deleted", file=sys.stderr)
 
     def _from_address(self, url: str, target: Path, digest: Digest) -> None:
         part = target.with_name(target.name + ".part")
@@ -192,14 +192,14 @@ class Downloader:
                 self._transfer(url, part, resumed, target.name, digest)
             except _TryAgain as error:
                 now = part.stat().st_size if part.exists() else 0
-                # Only attempts that brought nothing count: a flaky line may need many resumes.
+                # Only attempts without progress count: a bad connection may need many resumes.
                 failures = 0 if now > furthest else failures + 1
                 furthest = max(furthest, now)
                 attempt = f"attempt {failures} of {self.retries + 1}: {error}"
                 if failures > self.retries:
                     kept = f"; {now} bytes kept in {part.name}" if now else ""
                     raise _GiveUp(f"{attempt}{kept}") from error
-                print(f"{url}: {attempt if failures else f'{error}; going on'}", file=sys.stderr)
+                print(f"{url}: {attempt if failures else f'{error}; resuming'}", file=sys.stderr)
                 time.sleep(min(30.0, self.wait * 2 ** min(failures, 5)))
                 continue
             reason = mismatch(part, digest)
@@ -211,8 +211,8 @@ class Downloader:
             self._meta(part).unlink()
             if restarted or not resumed:
                 raise _Wrong(reason)
-            # The kept beginning may have been another version.
-            print(f"{url}: {reason}; once more from byte 0", file=sys.stderr)
+            # The kept part may be from another version of the file.
+            print(f"{url}: {reason}; restarting from byte 0", file=sys.stderr)
             restarted, furthest = True, 0
 
     def _start(self, part: Path, url: str, digest: Digest) -> int:
@@ -220,7 +220,7 @@ class Downloader:
         meta = self._read_json(self._meta(part))
         if not part.exists() or not meta:
             return 0
-        # Without a checksum to catch a mixture, only the same address may continue a file.
+        # Without a checksum to detect a mixture, a file is only resumed from the same address.
         if meta.get("url") != url and digest.best() is None:
             return 0
         return part.stat().st_size
@@ -252,7 +252,7 @@ class Downloader:
             raise _GiveUp(f"not a usable address: {error}") from error
         except (OSError, http.client.HTTPException) as error:
             if isinstance(getattr(error, "reason", error), socket.gaierror):
-                raise _GiveUp("host not found") from error  # waiting rarely helps
+                raise _GiveUp("host not found") from error  # retrying rarely helps
             raise _TryAgain(f"no connection ({getattr(error, 'reason', error)})") from error
         with response:
             if offset and response.status == 206:
@@ -273,7 +273,7 @@ class Downloader:
             self._meta(part).write_text(json.dumps(record), encoding="utf-8")
             done = self._copy(response, part, offset, total, label)
         if total is not None and done < total:
-            raise _TryAgain(f"broke off after {done} of {total} bytes")
+            raise _TryAgain(f"interrupted after {done} of {total} bytes")
 
     def _copy(self, response: Any, part: Path, offset: int, total: int | None, label: str) -> int:
         done = offset
@@ -285,9 +285,9 @@ class Downloader:
                     block = response.read(_BLOCK)
                 except http.client.IncompleteRead as error:
                     out.write(error.partial)
-                    raise _TryAgain(f"broke off after {done} bytes") from error
+                    raise _TryAgain(f"interrupted after {done} bytes") from error
                 except (OSError, http.client.HTTPException) as error:
-                    raise _TryAgain(f"broke off after {done} bytes ({error})") from error
+                    raise _TryAgain(f"interrupted after {done} bytes ({error})") from error
                 if not block:
                     return done
                 out.write(block)
@@ -295,7 +295,7 @@ class Downloader:
                 bar.update(len(block))
 
     def _size(self, whole: int, digest: Digest) -> None:
-        """Refuse a file of another length before it is transferred; kept bytes stay."""
+        """Refuse a file of another length before the transfer; kept bytes stay."""
         if digest.size is not None and whole != digest.size:
             raise _Wrong(f"wrong size: {whole} bytes, expected {digest.size}")
 
@@ -328,7 +328,7 @@ class Downloader:
         return known.get(path.name) == self._record(path, digest)
 
     def _remember(self, path: Path, digest: Digest) -> None:
-        """Spare the next run the hashing of 9 GB: size and time say the file is unchanged."""
+        """Save the next run from hashing 9 GB: size and time show that the file is unchanged."""
         known = self._read_json(self.folder / "verified.json")
         known[path.name] = self._record(path, digest)
         self._write_index(known)

@@ -22,7 +22,7 @@ from fairseq_dpq.datasets.text import parallel_chunks
 LANGUAGES = ("en", "vi")
 SPLITS = {"train": "train", "valid": "tst2012", "test": "tst2013"}  # fairseq's name -> the set's
 SPECIALS = ["<unk>", "<s>", "</s>"]  # the first three lines of each vocabulary
-VOCABULARY = {"en": 17191, "vi": 7709}  # with those three
+VOCABULARY = {"en": 17191, "vi": 7709}  # including those three
 LINES = {"train": 133317, "valid": 1553, "test": 1268}
 
 _PLAIN = (
@@ -38,7 +38,7 @@ _TGZ = Remote(
     ),
     Digest(md5="aca22dc3f90962e42916dbb36d8f3e8e"),
 )
-# These hold no vocabularies, and the members of the first were not seen.
+# These have no vocabularies, and the member names of the first are not verified.
 _SPLIT_TGZ = {
     "train": "train-en-vi.tgz",
     "tst2012": "dev-2012-en-vi.tgz",
@@ -101,7 +101,7 @@ def read_vocabulary(path: Path) -> list[str]:
 def _copy_split(
     pair: tuple[Path, Path], prefix: Path, vocabularies: list[set[str]], drop: bool
 ) -> dict[str, int]:
-    """Write the lines of a split as they are; count tokens and unknown ones.
+    """Write the lines of a split unchanged; count tokens and unknown ones.
 
     Only training pairs with an empty side are dropped: valid and test keep every line.
     """
@@ -186,7 +186,7 @@ def _report(result: Result) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prepare IWSLT'15 En-Vi, for both directions; returns the exit code."""
+    """Prepare IWSLT'15 En-Vi in both directions; returns the exit code."""
     parser = make_parser("iwslt15", "IWSLT'15 English-Vietnamese: download, check, "
                          "fairseq-preprocess with the released vocabularies. One folder serves "
                          "both directions (fairseq-train -s en -t vi or -s vi -t en).")  # fmt: skip

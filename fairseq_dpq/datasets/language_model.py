@@ -1,4 +1,4 @@
-"""What the two language-model sets have in common: three files of running text.
+"""What the two language-model data sets share: three text files.
 
 The vocabulary is closed and every line ends in one end-of-line token.
 """
@@ -18,7 +18,7 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class TextSet:
-    """A language-model set: its files and the figures that are documented for it."""
+    """A language-model data set: its files and its documented figures."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ def _splits(text: str) -> list[str]:
 
 
 def _require_splits(run: Run, data: TextSet, splits: list[str]) -> None:
-    """Name --splits when a file is missing from --from."""
+    """Suggest --splits if a file is missing from --from."""
     if run.args.from_dir is None:
         return
     missing = [split for split in splits if run.sources.locate(data.files[split]) is None]
@@ -70,7 +70,7 @@ def _require_splits(run: Run, data: TextSet, splits: list[str]) -> None:
     message = f"--from {run.args.from_dir}: missing split {','.join(missing)} (no {names})"
     rest = [split for split in splits if split not in missing]
     if "train" in rest:
-        message += f"; add it, or pass --splits {','.join(rest)} to do without"
+        message += f"; add it, or pass --splits {','.join(rest)} to leave it out"
     raise PrepareError(message)
 
 
@@ -94,7 +94,7 @@ def _build(run: Run, data: TextSet, splits: list[str], folder: Path) -> Result:
         arguments += [f"--{split}pref", str(paths[data.files[split].name])]
     preprocess(folder, arguments, run.workers)
     entries = dictionary_size(folder / "dict.txt")
-    if entries != types + 2:  # fairseq's <s> and <pad> are no types of the paper
+    if entries != types + 2:  # the paper does not count fairseq's <s> and <pad>
         raise PrepareError(f"{folder / 'dict.txt'}: {entries} entries, expected {types + 2}")
     return {"counts": counts, "types": types, "dictionary": entries}
 

@@ -1,6 +1,6 @@
-"""One run at a time for each --out and each --work, and where an --out may be.
+"""Locks on --out and --work, and which folders --out may be.
 
-A lock file is taken away with the lock; one that a killed run left behind holds nobody up.
+A lock file is removed with the lock. One that a killed run left behind does not block others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ except ImportError:  # pragma: no cover - Windows has no flock
 
 @contextlib.contextmanager
 def out_folder(out: Path) -> Iterator[None]:
-    """Hold --out, which need not exist yet, for one run."""
+    """Lock --out, which need not exist yet."""
     busy = f"another run is writing --out {out}; wait for it, or pass another --out and --work"
     with _locked(out.with_name(f".{out.name}.lock"), busy):
         yield
@@ -29,7 +29,7 @@ def out_folder(out: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def work_folder(work: Path) -> Iterator[None]:
-    """Hold the work folder for one run at a time; an empty one is taken away at the end."""
+    """Lock the work folder; if it is empty at the end, it is removed."""
     busy = f"another run is using --work {work}; wait for it, or pass another --work and --out"
     with _locked(work / ".lock", busy, work / "downloads"):
         yield
@@ -37,7 +37,7 @@ def work_folder(work: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path, busy: str, *more: Path) -> Iterator[None]:
-    """Hold the lock file; at the end it goes, and so do empty `more` and folders made for it."""
+    """Hold the lock file; at the end remove it, empty folders created for it, and empty `more`."""
     missing = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = -1
@@ -55,11 +55,11 @@ def _locked(path: Path, busy: str, *more: Path) -> Iterator[None]:
 
 
 def _lock(path: Path, busy: str) -> int:
-    """The open, locked file. Where there can be no lock: a warning, and the file or -1."""
+    """The open, locked file. If locking is not possible: a warning, and the file or -1."""
     handle = -1
     while fcntl is not None:
         try:
-            # For writing: NFS has no exclusive lock for a file (or folder) open for reading.
+            # Opened to write, because NFS has no exclusive locks on files opened to read.
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -67,7 +67,10 @@ def _lock(path: Path, busy: str) -> int:
             raise PrepareError(busy) from error
         except OSError as error:
             reason = error.strerror or error
-            print(f"warning: {path}: no lock ({reason}); start no second run", file=sys.stderr)
+            print(
+                f"warning: {path}: cannot be locked ({reason}); do not start a second run",
+                file=sys.stderr,
+            )
             break
         # Another run may have ended and removed the file after it was opened here.
         if _is_file(path, handle):
@@ -85,9 +88,9 @@ def _is_file(path: Path, handle: int) -> bool:
 
 
 def find_out(out: Path, needed: Mapping[str, Path]) -> Path:
-    """The folder that --out means, links followed: one that can be replaced as a whole.
+    """The folder of --out with links resolved, which must be replaceable as a whole.
 
-    `needed` are folders of the run that must not lie in it, by their names in a message.
+    `needed` are folders that must not be inside it, by their names in a message.
     """
     found = _follow("--out", out)
     advice = f"choose a folder in it, e.g. --out {found / 'data'}"
@@ -97,7 +100,7 @@ def find_out(out: Path, needed: Mapping[str, Path]) -> Path:
         place = _follow(name, folder)
         if found in (place, *place.parents):
             raise PrepareError(
-                f"--out {out} is replaced as a whole, and holds {name} {folder}; {advice}"
+                f"--out {out} is replaced as a whole, but contains {name} {folder}; {advice}"
             )
     return found
 
@@ -105,18 +108,18 @@ def find_out(out: Path, needed: Mapping[str, Path]) -> Path:
 def _follow(name: str, folder: Path) -> Path:
     try:
         found = folder.resolve()
-        loop = found.is_symlink()  # what Python 3.13 makes of it
-    except RuntimeError:  # older ones
+        loop = found.is_symlink()  # a loop in Python 3.13
+    except RuntimeError:  # a loop in older versions
         loop = True
     if loop:
-        raise PrepareError(f"{name} {folder} is a link that leads back to itself; give a folder")
+        raise PrepareError(f"{name} {folder} is a symbolic link to itself; give a folder")
     return found
 
 
 def _is_mount(folder: Path) -> bool:
     if os.path.ismount(folder):
         return True
-    # A folder of the same disk that is mounted here (bind) shows in this list alone.
+    # A bind mount of a folder on the same disk appears in this list only.
     try:
         mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
     except OSError:

@@ -84,7 +84,7 @@ def _build(run: Run, splits: dict[str, str], folder: Path) -> Result:
     files = [item for split in ("train", *splits.values()) for item in wanted(split)]
     paths = run.sources.obtain(files)
     args = run.args
-    # Encoded text goes beside the binarised data and is taken away before the folder is done.
+    # Encoded text is kept next to the binarised data and removed before the folder is complete.
     encoded = folder / "encoded"
     encoded.mkdir()
     (folder / "raw").mkdir()

@@ -1,6 +1,6 @@
 """Corpus formats of WMT: TSV, TMX, SGM and pairs of plain files, read as streams.
 
-A reader cuts its file into tasks; `clean_chunk` turns a task into pairs in a worker.
+A reader splits its file into tasks; `clean_chunk` turns a task into pairs in a worker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENCODING = "not UTF-8"
 
 
 class Task(NamedTuple):
-    """A piece of a corpus for one worker; `languages` are those of columns or files."""
+    """A part of a corpus for one worker; `languages` are those of its columns or files."""
 
     kind: str
     languages: tuple[str, str]
@@ -36,7 +36,7 @@ class Task(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """English and German text of the same number of lines, and what became of the rest."""
+    """English and German text with the same number of lines, and counts of dropped pairs."""
 
     english: bytes
     german: bytes
@@ -44,7 +44,7 @@ class Cleaned(NamedTuple):
 
 
 def blocks(path: Path) -> Iterator[bytes]:
-    """The content of a plain or gzipped file in blocks, with a bar over the bytes on disk."""
+    """The content of a plain or gzipped file in blocks, with a progress bar."""
     with open(path, "rb") as disk:
         packed = disk.read(2) == b"\x1f\x8b"
         disk.seek(0)
@@ -134,7 +134,7 @@ def _tmx_pairs(payload: bytes) -> Iterator[tuple[str, str] | str]:
     try:
         units = list(ElementTree.fromstring(b"<body>" + payload + b"</body>").iter("tu"))
     except ElementTree.ParseError:
-        # One bad character must not cost its thousands of neighbours.
+        # One bad character must not discard thousands of other pairs.
         units = []
         for match in _TU.finditer(payload):
             try:

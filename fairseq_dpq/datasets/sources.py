@@ -1,6 +1,6 @@
-"""Where the files of a data set come from: a folder of the user, or the network.
+"""Where the files of a data set come from: a local folder or the network.
 
-Both ways end in the same place: a path to each wanted file, checked.
+Both give a path to each wanted file, with its checksum verified.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Choice = Tuple[str, bool, Callable[[], T]]  # its name, whether a checksum is k
 
 @dataclass(frozen=True)
 class Route:
-    """One way to a file: a download that is the file, or that holds it as `member`."""
+    """One way to get a file: a download that is the file, or that contains it as `member`."""
 
     remote: Remote
     member: str | None = None
@@ -43,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Held:
-    """A wanted file at hand: `path` is the file itself, or the archive that `route` opens."""
+    """A wanted file on disk: `path` is the file itself, or the archive of `route`."""
 
     path: Path
     route: Route | None = None
@@ -61,7 +61,7 @@ class Sources:
         self.folder = folder
         self.work = work
         self.downloader = downloader
-        self.used: dict[str, Held] = {}  # all that was fetched and not rejected
+        self.used: dict[str, Held] = {}  # everything that was fetched and not rejected
         self._said: set[str] = set()
         if folder is not None and not folder.is_dir():
             raise PrepareError(f"--from {folder}: no such folder")
@@ -71,7 +71,7 @@ class Sources:
         return self.downloader.checks
 
     def locate(self, wanted: Wanted) -> Held | None:
-        """The file in --from, or an archive there that holds it."""
+        """The file in --from, or an archive there that contains it."""
         assert self.folder is not None
         names = [wanted.name, *wanted.aliases]
         names += [r.member for r in wanted.routes if r.member and "*" not in r.member]
@@ -81,25 +81,25 @@ class Sources:
         for route in wanted.routes:
             if route.member is None:
                 continue
-            # Never by the end of an address: WMT18 and WMT19 both have a test.tgz.
+            # Not by the last part of an address: WMT18 and WMT19 both have a test.tgz.
             if (self.folder / route.remote.name).is_file():
                 return Held(self.folder / route.remote.name, route)
         return None
 
     def obtain(self, wanted: Sequence[Wanted]) -> dict[str, Path]:
-        """Fetch and unpack; a download that cannot be unpacked gives way to the next one."""
+        """Fetch and unpack; if a download cannot be unpacked, the next one is tried."""
         while True:
-            with suppress(Rejected):  # the address is not taken again, so this comes to an end
+            with suppress(Rejected):  # no address is tried twice, so this terminates
                 return self.unpack(self.fetch(wanted), wanted)
 
     def fetch(self, wanted: Sequence[Wanted]) -> dict[str, Held]:
-        """Find or download every wanted file, checked but not yet unpacked."""
+        """Find or download every wanted file, verified but not yet unpacked."""
         return self.fetch_first([wanted])[1]
 
     def fetch_first(self, forms: Sequence[Sequence[Wanted]]) -> tuple[int, dict[str, Held]]:
-        """The first of several forms of a text that can be had: its index and its files."""
+        """The first available of several forms of a text: its index and its files."""
         if self.folder is not None:
-            self._require_all(forms[0])  # before any time goes into checksums
+            self._require_all(forms[0])  # before spending time on checksums
             found = 0, {item.name: self._local(item) for item in forms[0]}
         else:
             hint = "run again to resume, or pass --from DIR with the files in it"
@@ -111,12 +111,12 @@ class Sources:
         return found
 
     def checked(self, held: Mapping[str, Held], wanted: Sequence[Wanted]) -> bool:
-        """Whether a checksum has shown every one of these files to be the documented one."""
+        """Whether checksums show that all of these files are the documented ones."""
         found = [(item, held[item.name].route) for item in wanted]
         return all(route is not None and self._known(item, route) for item, route in found)
 
     def reject(self, held: Mapping[str, Held], wanted: Sequence[Wanted], error: Exception) -> None:
-        """These files cannot be used: if they were downloaded, arrange for others and say so."""
+        """These files cannot be used: if they were downloaded, others are tried."""
         known = False
         remotes: dict[Remote, None] = {}
         for item in wanted:
@@ -170,7 +170,7 @@ class Sources:
         return held
 
     def _known(self, item: Wanted, route: Route) -> bool:
-        """Whether a checksum tells if this route brings the right file."""
+        """Whether a known checksum verifies the file of this route."""
         digests = [self.checks.digest(route.remote.name, route.remote.digest)]
         if route.member is not None:
             digests.append(self.checks.digest(item.name, item.digest))
@@ -191,19 +191,19 @@ class Sources:
         )
 
     def _first(self, choices: Sequence[_Choice[T]]) -> T:
-        """The first choice that can be had.
+        """The first choice that works.
 
-        After wrong bytes, or for want of room, nothing without a checksum is taken instead.
+        After wrong bytes or a full disk, no file without a known checksum is used instead.
         """
         reasons: list[str] = []
         failure = ""
         careful = False
         for name, known, attempt in choices:
             if careful and not known:
-                reasons.append(f"{name} is not taken instead, as no checksum is known for it")
+                reasons.append(f"{name} is not used instead, because it has no known checksum")
                 continue
             if failure:
-                doubt = "" if known else " (no checksum is known for it)"
+                doubt = "" if known else " (it has no known checksum)"
                 self._say(f"{failure}; trying {name} instead{doubt}")
             try:
                 return attempt()
@@ -232,11 +232,11 @@ class Sources:
             try:
                 self.checks.require(folder / item.name, item.name, item.digest)
             except PrepareError as error:
-                raise PrepareError(f"{error} (out of {archive})") from error
+                raise PrepareError(f"{error} (from {archive})") from error
         return {item.name: folder / item.name for item in holds}
 
     def _hash(self, path: Path) -> str:
-        """The file's SHA-256; that of a large file is remembered for as long as it is unchanged."""
+        """The file's SHA-256; that of a large file is cached as long as the file is unchanged."""
         stat = path.stat()
         if stat.st_size < 1 << 26:
             return hash_file(path)

@@ -1,6 +1,6 @@
-"""Folders that are built once: in a temporary place, stamped, then renamed.
+"""Folders that are built once: in a temporary folder, stamped, then renamed.
 
-The stamp holds the inputs and options; the same key again means there is nothing to do.
+The stamp has the inputs and options; if they are the same, there is nothing to do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Result = Dict[str, Any]
 
 
 def read_stamp(folder: Path) -> dict[str, Any] | None:
-    """The stamp of a finished folder, or None if it is missing or files of it have changed."""
+    """The stamp of a finished folder, or None if it is missing or the files have changed."""
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in stamp["files"]}
@@ -75,11 +75,11 @@ def build_folder(
 
 
 def check_replaceable(folder: Path) -> None:
-    """Only a folder that a prepare script made, or an empty one, may be replaced."""
+    """Only a folder that a prepare script created, or an empty one, may be replaced."""
     if folder.is_dir() and ((folder / STAMP).exists() or not any(folder.iterdir())):
         return
     if folder.exists():
         raise PrepareError(
-            f"{folder} exists and was not made by this script (no {STAMP} in it); "
+            f"{folder} exists and was not created by this script (no {STAMP} in it); "
             "move it away or choose another --out"
         )

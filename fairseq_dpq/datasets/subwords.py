@@ -20,7 +20,7 @@ from fairseq_dpq.datasets.text import clean, ordered_map, worker_pool
 
 @dataclass(frozen=True)
 class Limits:
-    """What a pair may look like in pieces; None lets everything but empty sides pass."""
+    """Limits on the pieces of a pair; None: no limit, except that no side may be empty."""
 
     longest: int | None = None
     ratio: float | None = None
@@ -45,8 +45,8 @@ def _lines(paths: list[Path]) -> Iterator[str]:
 
 def _train(paths: list[Path], size: int, kind: str, coverage: float) -> bytes:
     model = io.BytesIO()
-    # Text goes in and the model comes out by way of memory: file names would be written into
-    # the model, and two runs in two folders would differ.
+    # Text and model are passed in memory: file names would be written into the model, so two
+    # runs in different folders would differ.
     spm.SentencePieceTrainer.train(
         sentence_iterator=_lines(paths),
         model_writer=model,
@@ -58,7 +58,7 @@ def _train(paths: list[Path], size: int, kind: str, coverage: float) -> bytes:
         eos_id=2,
         unk_id=3,
         shuffle_input_sentence=False,
-        num_threads=16,  # part of the result for "unigram", so not the number of cores
+        num_threads=16,  # changes the result of "unigram", so not the number of cores
         minloglevel=2,
     )
     return model.getvalue()
@@ -68,12 +68,12 @@ def train(paths: list[Path], model: Path, size: int, kind: str, coverage: float)
     """Train a model of exactly `size` pieces (the four specials among them) and write it."""
     if size < 16:
         raise PrepareError(f"--vocab-size {size}: must be at least 16")
-    # In a process of its own, so that its memory is given back before the next step.
+    # In its own process, so that its memory is freed before the next step.
     with worker_pool(1) as pool:
         try:
             data = pool.submit(_train, paths, size, kind, coverage).result()
         except (RuntimeError, OSError) as error:
-            said = str(error).rsplit("] ", 1)[-1]  # without the place in its source
+            said = str(error).rsplit("] ", 1)[-1]  # without the source location
             raise PrepareError(f"--vocab-size {size}: SentencePiece says: {said}") from error
     processor = spm.SentencePieceProcessor(model_proto=data)
     if processor.get_piece_size() != size:

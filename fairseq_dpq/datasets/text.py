@@ -1,6 +1,6 @@
-"""Streaming text: cleaning of lines, parallel files in chunks, work spread over processes.
+"""Streaming text: cleaning lines, reading parallel files in chunks, mapping over processes.
 
-Nothing here holds more than a few chunks of text in memory.
+Only a few chunks of text are in memory at a time.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff\ud800-\udfff]
 
 
 def clean(line: str) -> str:
-    """One line of text: control characters dropped, any run of white space one space.
+    """One line of text without control characters, with each run of white space as one space.
 
-    Python's idea of white space holds line breaks such as U+0085 and U+2028, on which some
-    readers would split the line and so shift one side of a corpus against the other.
+    Python's white space includes line breaks such as U+0085 and U+2028. Some readers would split
+    the line there and misalign the two sides of a corpus.
     """
     return " ".join(_CONTROL.sub("", line).split())
 
 
 def _start_worker(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
-    # Ctrl-C reaches the whole group: only the parent shall speak of it.
+    # Ctrl-C reaches the whole process group, but only the parent should report it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if initializer is not None:
@@ -48,12 +48,12 @@ def worker_pool(
     initializer: Callable[..., None] | None = None,
     initargs: tuple[Any, ...] = (),
 ) -> Iterator[ProcessPoolExecutor]:
-    """Processes that are stopped at once when the parent is interrupted or fails."""
+    """Processes that are stopped immediately if the parent is interrupted or fails."""
     pool = ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(initializer, initargs))
     try:
         yield pool
     except BaseException as error:
-        # Without this, leaving the pool would wait for work that nobody wants any more.
+        # Without this, leaving the pool would wait for work that is no longer needed.
         for process in list((getattr(pool, "_processes", None) or {}).values()):
             process.terminate()
         if isinstance(error, BrokenProcessPool):
@@ -91,7 +91,7 @@ def ordered_map(
 def parallel_chunks(
     paths: tuple[Path, Path], size: int = CHUNK
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """Lines of two files side by side; PrepareError if one of them is longer."""
+    """Lines of two parallel files; PrepareError if one of them is longer."""
     done = 0
     # Binary files break lines at LF alone.
     with open(paths[0], "rb") as first, open(paths[1], "rb") as second:

@@ -25,20 +25,20 @@ from fairseq_dpq.datasets.text import ordered_map, parallel_chunks
 from fairseq_dpq.datasets.wmt19_files import CORPORA, HELD_OUT, PAIRS, Corpus, Variant
 
 LANGUAGES = ("en", "de")
-# The vocabulary of web text has thousands of characters that occur a few times in a million
-# lines; SentencePiece's own default leaves those to <unk>.
+# Web text has thousands of characters that occur a few times in a million lines. SentencePiece's
+# default maps those to <unk>.
 COVERAGE = 0.9995
 
 
 def _variants(run: Run, corpus: Corpus) -> list[Variant]:
-    """The forms to try, the one that --paracrawl asks for first."""
+    """The forms to try, with the one of --paracrawl first."""
     preferred = run.args.paracrawl if corpus.name == "paracrawl" else ""
     ending = f".{preferred}" if preferred else ""
     return sorted(corpus.variants, key=lambda v: ending not in v.files[0].name)
 
 
 def _choose_local(run: Run, corpus: Corpus) -> Variant:
-    """The form that lies in --from."""
+    """The form that is in --from."""
     for variant in _variants(run, corpus):
         if all(run.sources.locate(item) is not None for item in variant.files):
             return variant
@@ -62,7 +62,7 @@ def _clean_corpus(run: Run, corpus: Corpus) -> tuple[Path, Result, Result]:
     else:
         variants = [v for v in _variants(run, corpus) if all(item.routes for item in v.files)]
     while True:
-        with suppress(Rejected):  # the next one is taken
+        with suppress(Rejected):  # the next one is tried
             index, held = run.sources.fetch_first([variant.files for variant in variants])
             return _clean_variant(run, corpus, variants[index], held)
 
@@ -107,7 +107,7 @@ def _clean_variant(
         return dict(counts)
 
     counts = build_folder(folder, key, build, force=run.args.force)
-    if not run.args.keep:  # by now, for want of room
+    if not run.args.keep:  # now, to save disk space
         shutil.rmtree(run.work / "extracted", ignore_errors=True)
     return folder, key, counts
 
@@ -259,7 +259,7 @@ def _binarise(run: Run, folder: Path, encoded: Path, scratch: Path, shards: int)
 
 
 def _build(run: Run, corpora: list[Corpus], folder: Path) -> Result:
-    held_out = {name: _held_out(run, name) for name in HELD_OUT}  # small, so first to fail
+    held_out = {name: _held_out(run, name) for name in HELD_OUT}  # small, so errors show early
     stages = [_clean_corpus(run, corpus) for corpus in corpora]
     folders = [stage[0] for stage in stages]
     total = sum(stage[2]["kept"] for stage in stages)
@@ -297,7 +297,7 @@ def _dropped(counts: dict[str, int]) -> str:
 
 
 def _report(result: Result) -> list[str]:
-    # Folders that older versions made do not tell the files.
+    # Folders of older versions do not name the files.
     files = {name: ", ".join(names) for name, names in result.get("files", {}).items()}
     lines = []
     for name, counts in result["corpora"].items():

@@ -14,7 +14,7 @@ from fairseq_dpq.datasets.sources import Route, Wanted
 
 @dataclass(frozen=True)
 class Variant:
-    """One form in which a corpus comes: `kind` tells the reader, `languages` the order."""
+    """One form of a corpus: `kind` selects the reader, `languages` is the order."""
 
     files: tuple[Wanted, ...]
     kind: str  # "tsv", "tmx" or "plain"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from fairseq_dpq.demo.corpus import SOURCE, TARGET
 
-# No --num-workers and no read-ahead thread: with data this small they cost more than they bring.
-# Batches need not be multiples of 8: the fork would drop the last ones, and test sentences with it.
+# No data workers and no prefetching: with data this small they cost more than they save. Batches
+# need not be multiples of 8, because the fork would drop the last batch and its test sentences.
 DATA = "--cpu --num-workers 0 --data-buffer-size 0 --required-batch-size-multiple 1"
-# No dropout: in two rounds through a generated corpus there is nothing to overfit.
+# No dropout: two epochs of a generated corpus do not overfit.
 MODEL = (
     "--arch transformer --share-decoder-input-output-embed --dropout 0 "
     "--encoder-layers 1 --encoder-embed-dim 64 --encoder-ffn-embed-dim 128 "
@@ -82,19 +82,19 @@ def train(setting: Setting, model: Model) -> list[str]:
 
 
 def compact(model: Model) -> list[str]:
-    """The trained checkpoint to its small form."""
+    """Compact the trained checkpoint."""
     folder = model.folder
     return ["fairseq-dpq-compact", f"{folder}/checkpoint_best.pt", f"{folder}/compact.pt"]
 
 
 def shipped(model: Model) -> str:
-    """The file that translates: the compact one where there is DPQ."""
+    """The file used to translate: the compact one if there is DPQ."""
     name = "checkpoint_best.pt" if model.method is None else "compact.pt"
     return f"{model.folder}/{name}"
 
 
 def generate(model: Model) -> list[str]:
-    """Translation and score of the test set."""
+    """Translate and score the test set."""
     command = ["fairseq-generate", "bin", "--user-dir", "fairseq_dpq", "--path", shipped(model)]
     command += ["--beam", "5", "--max-len-a", "1.5", "--max-len-b", "10", "--max-tokens", "4000"]
     command += ["--scoring", "sacrebleu", "--sacrebleu-tokenizer", "none"]

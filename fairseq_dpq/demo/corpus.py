@@ -17,8 +17,8 @@ Pair = Tuple[str, str]
 
 
 def generate(seed: int, sizes: dict[str, int]) -> dict[str, list[Pair]]:
-    """Sentence pairs of each split. No source sentence of test or valid comes back in a later
-    split; more training data leaves test and valid as they are."""
+    """Sentence pairs of each split. No source sentence of test or valid occurs in a later split.
+    A larger training set does not change test and valid."""
     for split, size in sizes.items():
         if split not in SPLITS or size < 0:
             raise ValueError(f"sizes[{split!r}] = {size}: needs one of {SPLITS} and at least 0")

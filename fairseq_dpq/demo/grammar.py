@@ -1,4 +1,4 @@
-"""Sentences of the demo's two languages: meanings are drawn from the lexicon, then spoken in the
+"""Sentences of the demo's two languages: meanings are drawn from the lexicon, then expressed in the
 source (free order, marked by case) and in the target (verb last, modifiers last, agreement)."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DETERMINERS = (
 
 @dataclass(frozen=True)
 class Phrase:
-    """A noun with what belongs to it."""
+    """A noun with its modifiers."""
 
     noun: Noun
     number: str
@@ -45,7 +45,7 @@ class Clause:
 
 
 class Grammar:
-    """Draws meanings and speaks them in both languages."""
+    """Draws meanings and expresses them in both languages."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self.lexicon = lexicon

@@ -33,8 +33,8 @@ NAME_CLASS = "person"
 
 
 class Dice:
-    """Random choices made of ``random.Random.random`` alone, the only method whose sequence Python
-    promises to keep: the corpus must be the same on every machine and version."""
+    """Random choices based on ``random.Random.random`` alone, the only method whose sequence Python
+    guarantees: the corpus must be the same on every machine and version."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed).random
@@ -48,7 +48,7 @@ class Dice:
         return self._random() < probability
 
     def pick(self, items: Sequence[T]) -> T:
-        """One of the items, all alike."""
+        """One of the items, with equal probability."""
         return items[self.below(len(items))]
 
     def unit(self) -> float:
@@ -57,8 +57,8 @@ class Dice:
 
 
 class Zipf(Generic[T]):
-    """Items drawn with weight 1 / (rank + shift). Division alone, no power: it rounds alike on all
-    machines."""
+    """Items drawn with weight 1 / (rank + shift). Division rounds the same on all machines; a power
+    might not."""
 
     def __init__(self, items: Sequence[T], shift: float = 3.0) -> None:
         self.items = tuple(items)
@@ -206,7 +206,7 @@ def build_lexicon(seed: int, nouns_per_class: int = 60, verbs: int = 160) -> Lex
     def pair(a: str, b: str) -> tuple[str, str]:
         return source.stem() + a, target.stem() + b
 
-    # A class has one gender, but one noun in ten goes its own way and must be learned.
+    # A class has one gender, but one noun in ten is an exception and must be learned.
     nouns = {
         kind: Zipf(
             [

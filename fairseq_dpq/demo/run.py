@@ -1,5 +1,5 @@
-"""The demo, end to end through the real commands: corpus, fairseq-preprocess, then fairseq-train,
-fairseq-dpq-compact and fairseq-generate for a full table, DPQ-SX and DPQ-VQ; one table."""
+"""The demo, end to end with the real commands: corpus, fairseq-preprocess, then fairseq-train,
+fairseq-dpq-compact and fairseq-generate with a full table, DPQ-SX and DPQ-VQ. Prints one table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fairseq_dpq.demo.commands import MODELS, Model, Setting
 from fairseq_dpq.demo.corpus import SOURCE, write_corpus
 from fairseq_dpq.demo.status import Status
 
-# seconds that a job is expected to take; they only weigh the progress bar
+# expected seconds of each job; only the progress bar uses them
 WORK = {"corpus": 2.0, "preprocess": 8.0, "train": 120.0, "compact": 8.0, "generate": 15.0}
 
 
@@ -48,7 +48,7 @@ class Runner:
     def step(
         self, name: str, command: list[str], follow: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
-        """Run a command unless this very command is done already; returns its CPU seconds. The
+        """Run a command unless this same command is done already; returns its CPU seconds. The
         output goes to logs/NAME.log, and line by line to ``follow``."""
         mark = self.out / "logs" / f"{name}.done"
         key = hashlib.sha256(json.dumps([asdict(self.setting), command]).encode()).hexdigest()
@@ -86,7 +86,7 @@ class Runner:
                 log.write(line)
                 if follow is not None:
                     follow(line)
-        # wait4, because it tells the CPU time of this child alone
+        # wait4, because it returns the CPU time of this child alone
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = (
             -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
@@ -139,7 +139,7 @@ class Runner:
 
         self.status.report(job, 0.0, f"{model.title} starts")
         if not (self.out / "logs" / f"train-{model.folder}.done").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # half a training is begun anew
+            shutil.rmtree(folder, ignore_errors=True)  # an unfinished training is restarted
         seconds = self.step(f"train-{model.folder}", commands.train(self.setting, model), follow)
         self.status.report(job, 1)
 
@@ -177,11 +177,11 @@ class Runner:
     def _table_shape(self) -> tuple[int, int]:
         symbols = (self.out / "bin" / f"dict.{SOURCE}.txt").read_text(encoding="utf-8").splitlines()
         width = commands.MODEL.split()
-        # the dictionary file leaves out fairseq's four own symbols
+        # the dictionary file does not list fairseq's four special symbols
         return len(symbols) + 4, int(width[width.index("--encoder-embed-dim") + 1])
 
     def run(self) -> list[table.Row]:
-        """All of it; the three models side by side, one thread each."""
+        """Run everything; the three models train in parallel, one thread each."""
         rows: dict[str, table.Row] = {}
         errors: list[BaseException] = []
 
@@ -223,14 +223,14 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def prepare(out: Path, setting: Setting) -> None:
-    """Make the folder ready: what an interrupted run of the same setting finished is kept, a
-    finished run or one of another setting makes room."""
+    """Prepare the folder: steps that an interrupted run of the same setting finished are kept, a
+    finished run or one of another setting is removed."""
     wanted = json.dumps(asdict(setting))
     note = out / "setting.json"
     same = note.exists() and note.read_text(encoding="utf-8") == wanted
     if same and not (out / "result.json").exists():
         if list((out / "logs").glob("*.done")):
-            print("taking up the interrupted demo; finished steps are kept")
+            print("resuming the interrupted demo; finished steps are kept")
     else:
         for name in ("corpus", "bin", "logs", *(model.folder for model in MODELS)):
             shutil.rmtree(out / name, ignore_errors=True)
@@ -271,21 +271,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             rows = runner.run()
         except KeyboardInterrupt:
-            status.say("interrupted; the next run takes up after the last finished step")
+            status.say("interrupted; the next run resumes after the last finished step")
             return 130
         except (StepFailed, RuntimeError, OSError) as error:
             status.say("")
             print(f"demo: {error}", file=sys.stderr)
             return 1
         finally:
-            runner.stop()  # whatever went wrong: the commands have sessions of their own
+            runner.stop()  # on any error: the commands run in their own sessions
         _write_whole(out / "result.json", json.dumps([row.as_dict() for row in rows], indent=1))
     print_result(rows, status.seconds, out)
     return 0
 
 
 def print_result(rows: list[table.Row], seconds: float, out: Path) -> None:
-    """The table, and what its columns are."""
+    """The table, and what its columns mean."""
     print(f"\n{table.render(rows)}\n")
     print("embedding: the table in the file that translated (full: trained; DPQ: compact).")
     print("CR: 32-bit table against codes and values, by the formula and in the file's bytes.")

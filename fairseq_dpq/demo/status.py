@@ -1,5 +1,5 @@
-"""What the demo shows while it runs: one bar with the live losses on a terminal, a line now and
-then elsewhere (a log file, continuous integration)."""
+"""What the demo shows while it runs: a progress bar with the current losses on a terminal, an
+occasional line elsewhere (a log file, continuous integration)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Status:
     """Progress of several jobs at once. Jobs report from their threads; one thread draws."""
 
     def __init__(self, work: dict[str, float], every: float = 15.0) -> None:
-        """``work``: the seconds that each job is expected to take; they weigh the bar."""
+        """``work``: the expected seconds of each job, as weights of the bar."""
         self._work = dict(work)
         self._done = dict.fromkeys(work, 0.0)
         self._notes: dict[str, str] = {}
@@ -29,7 +29,7 @@ class Status:
         return time.monotonic() - self._start
 
     def report(self, job: str, fraction: float, note: str = "") -> None:
-        """A job is this far (0 to 1; 1 takes it off the line)."""
+        """Set the progress of a job (0 to 1; at 1 it is removed from the line)."""
         with self._lock:
             self._done[job] = max(self._done[job], min(fraction, 1.0))
             if note and fraction < 1:
@@ -57,7 +57,7 @@ class Status:
             print(self.line(), flush=True)
 
     def say(self, text: str) -> None:
-        """Print a line of its own above the bar."""
+        """Print a separate line above the bar."""
         if self._terminal:
             print("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r", end="")
         print(text, flush=True)

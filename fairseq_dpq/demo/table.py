@@ -1,4 +1,4 @@
-"""The demo's result: what each model scores and what its embedding takes, read from the files
+"""The demo's result: the score of each model and the size of its embedding, read from the files
 that were written."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EMBEDDING = "encoder.embed_tokens."
 
 @dataclass(frozen=True)
 class Row:
-    """One model: bytes are of the source embedding, as stored in the file that translates."""
+    """One model: bytes are those of the source embedding in the file used to translate."""
 
     model: str
     bleu: float

@@ -1,7 +1,7 @@
-"""Which token tables `--dpq-embeddings` means, for a model that is built and for a checkpoint.
+"""Which token tables `--dpq-embeddings` selects, in a model and in a checkpoint.
 
-A table is given as the list of its module paths: a shared table has several. Does not import
-fairseq, so that the tools can use it without."""
+A table is given as the list of its module paths: a shared table has several. This module does not
+import fairseq, so that the tools can use it alone."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Paths = Sequence[str]
 
 
 def in_decoder(path: str) -> bool:
-    """Whether a path lies in a decoder: `decoder.embed_tokens`, `decoders.de.embed_tokens`."""
+    """Whether a path is in a decoder: `decoder.embed_tokens`, `decoders.de.embed_tokens`."""
     return any(part.startswith("decoder") for part in path.split("."))
 
 
 def decoder_only(paths: Paths) -> bool:
-    """Whether a table belongs to decoders alone, and not to an encoder as well."""
+    """Whether a table belongs to decoders only, and not also to an encoder."""
     return all(in_decoder(path) for path in paths)
 
 
 def choose(tables: Sequence[Paths], wanted: str, flag: str) -> list[int]:
-    """The numbers of the chosen tables; `flag` is how the user knows the option."""
+    """The indices of the chosen tables; `flag` is the name of the option in errors."""
     wanted = wanted.strip()
     everything = list(range(len(tables)))
     if wanted == "all":
@@ -43,8 +43,8 @@ def choose(tables: Sequence[Paths], wanted: str, flag: str) -> list[int]:
         match = next((i for i in everything if path in tables[i]), None)
         if match is None:
             raise DPQConfigError(
-                f"{flag} {wanted}: no token table at {path!r}; choose input, decoder, all, or of "
-                + ", ".join(p for paths in tables for p in paths)
+                f"{flag} {wanted}: no token table at {path!r}; choose input, decoder, all, or one "
+                "of " + ", ".join(p for paths in tables for p in paths)
             )
         if match not in chosen:
             chosen.append(match)

@@ -1,5 +1,5 @@
-"""Reading and writing fairseq configs, whichever of their three forms they have: Namespace, dict or
-DictConfig. Does not import fairseq, so that the tools can use it without."""
+"""Reading and writing fairseq configs of all three types: Namespace, dict and DictConfig. This
+module does not import fairseq, so that the tools can use it alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairseq_dpq.record import RECORD_KEY, TablesRecord
 
 
 def get_option(cfg: Any, key: str, default: Any = None) -> Any:
-    """A key of a fairseq config, whichever of its three forms it has."""
+    """A key of a fairseq config of any type."""
     if cfg is None:
         return default
     if isinstance(cfg, Namespace):
@@ -29,7 +29,7 @@ def run_option(cfg: Any, section: str, key: str) -> Any:
 
 
 def set_options(cfg: Any, values: dict[str, Any]) -> None:
-    """Write keys into a fairseq config, also into one that is closed to unknown keys."""
+    """Write keys into a fairseq config, even one that does not allow unknown keys."""
     if isinstance(cfg, Namespace):
         for key, value in values.items():
             setattr(cfg, key, value)
@@ -44,7 +44,7 @@ def set_options(cfg: Any, values: dict[str, Any]) -> None:
 
 
 def delete_options(cfg: Any, keys: list[str]) -> None:
-    """Take keys out of a fairseq config, where they are present."""
+    """Delete keys of a fairseq config if they are present."""
     for key in keys:
         if isinstance(cfg, Namespace):
             if hasattr(cfg, key):
@@ -65,5 +65,5 @@ def read_record(cfg: Any) -> TablesRecord | None:
 
 
 def write_record(cfg: Any, record: TablesRecord) -> None:
-    """Put a record into a model config."""
+    """Write a record into a model config."""
     set_options(cfg, {RECORD_KEY: record.to_json()})

@@ -1,7 +1,7 @@
-"""What each hook does; `compat.attach` puts them in place.
+"""What each hook does; `compat.attach` installs them.
 
-Each takes fairseq's function and returns the one that stands in for it. With DPQ off, every one
-of them does what fairseq does.
+Each takes fairseq's function and returns its replacement. With DPQ off, they all behave as
+fairseq does.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from fairseq_dpq.record import RECORD_KEY
 
 _ALL_KEYS = [*options.KEYS, RECORD_KEY]
 _ABSENT = object()
-_FROM_CHECKPOINT = "_dpq_from_checkpoint"  # marks a task that was made of a checkpoint's config
+_FROM_CHECKPOINT = "_dpq_from_checkpoint"  # marks a task that was built from a checkpoint's config
 
 
 def build_model(old: Callable) -> Callable:
-    """Build the stock model, then put the DPQ tables in."""
+    """Build the stock model, then replace its tables."""
 
     @functools.wraps(old)
     def build(cfg: Any, task: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
-        # fairseq refuses keys that a model's dataclass does not know, or drops them in place.
+        # fairseq refuses keys that a model's dataclass does not have, or drops them in place.
         present = [k for k in _ALL_KEYS if get_option(cfg, k, _ABSENT) is not _ABSENT]
         kept = {k: get_option(cfg, k) for k in present}
         record = read_record(cfg)
@@ -43,7 +43,7 @@ def build_model(old: Callable) -> Callable:
         if record is not None:
             replace.restore_tables(model, record)
             return model
-        # A checkpoint speaks for itself: the task may be that of another one, in an ensemble.
+        # A checkpoint has its own options: in an ensemble the task may be that of another one.
         stored = from_checkpoint or getattr(task, _FROM_CHECKPOINT, False)
         own = stored or options.has_options(cfg)
         chosen = options.read_options(cfg if own else _task_options(task))
@@ -71,7 +71,7 @@ def _refuse_sharding(cfg: Any) -> None:
 
 
 def _task_options(task: Any) -> Any:
-    # Tasks of the older kind have no cfg, but args.
+    # Older tasks have args instead of cfg.
     return getattr(task, "cfg", None) or getattr(task, "args", None)
 
 
@@ -138,7 +138,7 @@ def criterion_call(old: Callable) -> Callable:
 
 
 def optimizer_step(old: Callable) -> Callable:
-    """After each update, let the tables' statistics follow."""
+    """Update the tables' statistics after each update."""
 
     @functools.wraps(old)
     def step(self: Any, optimizer: Any, model: Any, update_num: int) -> None:
@@ -149,7 +149,7 @@ def optimizer_step(old: Callable) -> Callable:
 
 
 def prepare_sample(old: Callable) -> Callable:
-    """Keep a worker's dummy batch, which only keeps step with the others, out of statistics."""
+    """Keep the dummy batch of a worker that has run out of data out of the statistics."""
 
     @functools.wraps(old)
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -175,7 +175,7 @@ def reduce_and_log_stats(old: Callable) -> Callable:
 
 
 def begin_valid_epoch(old: Callable) -> Callable:
-    """Look at the codes before each validation."""
+    """Measure code use before each validation."""
 
     @functools.wraps(old)
     def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +191,7 @@ _restoring: list[tuple[Any, bool]] = []  # the trainer that is loading, and rese
 
 
 def load_checkpoint(old: Callable) -> Callable:
-    """Remember which trainer loads, so that the loaded options can be compared with its own."""
+    """Remember which trainer is loading, to compare the loaded options with its own."""
 
     @functools.wraps(old)
     def load(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kw: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Registers the plugin as soon as a program imports fairseq, if it has imported this package first.
-A program that never imports fairseq pays nothing."""
+"""Registers the plugin when a program imports fairseq after this package. A program that never
+imports fairseq pays nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Callable, Sequence
 
 
 class _Watcher(MetaPathFinder):
-    """Finds fairseq as the other finders do, and has `then` called once it is loaded."""
+    """Finds fairseq by the other finders, and calls `then` once it is loaded."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self.then = then

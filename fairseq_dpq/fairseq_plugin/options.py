@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional
 from fairseq_dpq.config import (
     DPQConfigError,
     PluginConfig,
+    flag,
     flag_default,
     flag_fields,
     flag_help,
@@ -23,13 +24,14 @@ from fairseq_dpq.config import (
     say_flag_of,
 )
 from fairseq_dpq.fairseq_plugin.configs import get_option
+from fairseq_dpq.methods import METHODS
 
 _MARK = "_has_dpq_options"
 KEYS = [key_of(f) for f in flag_fields()]
 
 
-# fairseq is imported inside the functions: its import may be what registers the plugin, while this
-# module is still being read.
+# fairseq is imported inside the functions, because importing it may register the plugin while this
+# module is still being imported.
 
 
 @functools.lru_cache(maxsize=None)
@@ -88,8 +90,8 @@ def _with_options(add_args: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def add_to_parser(parser: Any) -> None:
-    """Add the DPQ options to a parser, as a group of their own."""
-    group = parser.add_argument_group("DPQ", "compress embedding tables (--dpq-K turns it on)")
+    """Add the DPQ options to a parser, as a separate group."""
+    group = parser.add_argument_group("DPQ", "compress embedding tables (turned on by --dpq-K)")
     _add_dataclass(group)
 
 
@@ -107,7 +109,7 @@ def has_options(cfg: Any) -> bool:
 
 
 def read_options(cfg: Any) -> PluginConfig:
-    """The plugin's options out of a fairseq config of any form."""
+    """The plugin's options in a fairseq config of any type."""
     values: dict[str, Any] = {}
     for field in flag_fields():
         value = get_option(cfg, key_of(field))
@@ -122,7 +124,7 @@ def read_options(cfg: Any) -> PluginConfig:
 
 
 def check_options(cfg: Any) -> None:
-    """Stop for options that cannot work, before any data is read."""
+    """Fail for invalid options before any data is read."""
     options = read_options(cfg)
     if options.enabled:
         for decoder in (False, True):
@@ -131,7 +133,9 @@ def check_options(cfg: Any) -> None:
     changed = [f.name for f in flag_fields() if getattr(options, f.name) != f.default]
     if changed:
         name = changed[0]
+        method = METHODS.get(options.method)
+        switch = flag("K" if method is None else method.switch)
         raise DPQConfigError(
-            f"{say_flag(name, getattr(options, name))} has no effect without --dpq-K: DPQ is off; "
-            "add --dpq-K 32, or leave it out"
+            f"{say_flag(name, getattr(options, name))} has no effect without {switch}: DPQ is off; "
+            f"add {switch} 32, or leave it out"
         )

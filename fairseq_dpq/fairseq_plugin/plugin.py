@@ -1,4 +1,4 @@
-"""Registers everything with fairseq; what `--user-dir fairseq_dpq` comes down to."""
+"""Registers everything with fairseq: what `--user-dir fairseq_dpq` does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq_dpq.config import DPQConfigError
 
 
 def register() -> None:
-    """Patch, register, hook in; safe to call again."""
+    """Apply the patches, register options and classes, attach the hooks; safe to call again."""
     with _same_logging():
         from fairseq_dpq.fairseq_plugin import compat, options
 
@@ -27,7 +27,7 @@ def register() -> None:
 
 
 def _say_errors_plainly() -> None:
-    """End a command that got an impossible option with one line, not with fairseq's traceback."""
+    """Report an invalid option in one line instead of fairseq's traceback."""
     old = sys.excepthook
     if getattr(old, "_fairseq_dpq", False):
         return
@@ -44,8 +44,8 @@ def _say_errors_plainly() -> None:
 
 @contextlib.contextmanager
 def _same_logging() -> Iterator[None]:
-    """Leave the root logger as it was: a module that fairseq imports calls `basicConfig`, which
-    would send the debug messages of a program that only wants the layer to its stderr."""
+    """Keep the root logger unchanged: a module that fairseq imports calls `basicConfig`, which
+    would print the debug messages of a program to its stderr."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     try:

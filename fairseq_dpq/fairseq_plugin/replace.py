@@ -1,7 +1,7 @@
-"""Find the token tables of a built fairseq model and put DPQ tables in their place.
+"""Find the token tables of a fairseq model and replace them by DPQ tables.
 
-Works on the finished model, so that every architecture is covered by what it has in common: a
-token table is an nn.Embedding called `embed_tokens`; what shares its Parameter is tied to it.
+It works on the finished model and relies on what all architectures have in common: a token table is
+an nn.Embedding called `embed_tokens`, and what shares its Parameter is tied to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger("fairseq_dpq")
 
 @dataclass
 class Found:
-    """One token table of a model: every path it stands at, and the layers that share it."""
+    """One token table of a model: all its paths, and the layers that share it."""
 
     module: nn.Module
     paths: list[str]
@@ -43,7 +43,7 @@ class Found:
 
     @property
     def decoder(self) -> bool:
-        """Whether it is a decoder's alone."""
+        """Whether it belongs to decoders only."""
         return decoder_only(self.paths)
 
 
@@ -87,7 +87,7 @@ def replace_tables(
         if getattr(options, name) and not any(found.decoder for found in chosen):
             raise DPQConfigError(
                 f"{say_flag(name, getattr(options, name))} has no effect: no table that becomes "
-                f"DPQ is the decoder's alone (only {', '.join(found.path for found in chosen)}); "
+                f"DPQ ({', '.join(found.path for found in chosen)}) belongs to the decoder only; "
                 "add --dpq-embeddings all where the decoder has a table of its own, or leave it out"
             )
     record = TablesRecord({})
@@ -126,7 +126,7 @@ def replace_tables(
 
 
 def restore_tables(model: nn.Module, record: TablesRecord) -> None:
-    """Put the tables that a checkpoint's record names into a model, to be loaded from it."""
+    """Replace the tables that a checkpoint's record names, before the checkpoint is loaded."""
     found = {path: f for f in find_tables(model) for path in f.paths}
     done: set[str] = set()
     for path, table in record.tables.items():
@@ -136,12 +136,13 @@ def restore_tables(model: nn.Module, record: TablesRecord) -> None:
                 + (", ".join(found) or "no token table")
             )
         if any(other in done for other in found[path].paths):
-            continue  # the model shares what the file, of a tool that could not know it, has twice
+            # The model shares this table, but the tool that wrote the file could not know that.
+            continue
         done.add(path)
         size = (table.num_embeddings, table.embedding_dim, table.padding_idx)
         new: nn.Module
         if record.stage == "compact":
-            # float32, as fairseq builds models; values saved in less are widened when loaded
+            # float32, as fairseq builds models; half-precision values are converted on loading
             settings = dict(table.form)
             new = form_class(settings.pop("kind"))(*size, **settings)
         else:
@@ -173,7 +174,7 @@ def _refuse_what_cannot_be(found: Found) -> None:
     if type(found.module) is not nn.Embedding:
         hint = {
             "AdaptiveInput": "it already varies the embedding size; leave --adaptive-input out",
-            "CharacterTokenEmbedder": "it has no table of tokens; leave --character-embeddings out",
+            "CharacterTokenEmbedder": "it has no token table; leave --character-embeddings out",
         }.get(kind, "DPQ replaces plain nn.Embedding tables only")
         raise DPQConfigError(f"--dpq-embeddings: {found.path} is a {kind}: {hint}")
     for path, output, _ in found.tied:
@@ -185,9 +186,9 @@ def _refuse_what_cannot_be(found: Found) -> None:
 
 
 def _dim_flag(found: Found, table: nn.Embedding, cfg: Any) -> str:
-    """The flag that a table's size comes from."""
+    """The flag that sets a table's embedding size."""
     side = "decoder" if found.decoder else "encoder"
-    # Language models have --decoder-input-dim for their table; in others it follows embed-dim.
+    # Language models use --decoder-input-dim for their table, other models embed-dim.
     own = get_option(cfg, f"{side}_input_dim")
     other = get_option(cfg, f"{side}_embed_dim")
     name = "input" if own == table.embedding_dim != other else "embed"
@@ -207,11 +208,11 @@ def _describe(found: Found, config: DPQConfig) -> Table:
 
 
 def _report(tables: list[Found], record: TablesRecord) -> None:
-    """Say at start which tables were replaced, which were left, and the CR of each."""
+    """Log which tables were replaced, with the CR of each, and which were not."""
     for found in tables:
         table = record.tables.get(found.path)
         if table is None:
-            logger.info(f"{found.path}: left as it is (not chosen by --dpq-embeddings)")
+            logger.info(f"{found.path}: not replaced (not chosen by --dpq-embeddings)")
             continue
         c = table.config
         text = f"{table.num_embeddings} x {table.embedding_dim} -> DPQ {c.describe()}"

@@ -13,7 +13,7 @@ from fairseq_dpq.config import DPQConfig, DPQConfigError, flag, say_flag
 from fairseq_dpq.fairseq_plugin.configs import get_option, read_record
 from fairseq_dpq.record import Table, TablesRecord
 
-# What a table's tensors depend on; the rest may change when the optimiser is reset.
+# Options that change the shapes of tensors; the others may change if the optimiser is reset.
 _SHAPES = ("K", "D", "method", "share_subspaces", "key_dim", "normalize", "rank")
 
 
@@ -67,14 +67,14 @@ def check_restore(model_cfg: Any, state: Any, filename: str, reset_optimizer: bo
     if current is None:
         assert saved is not None
         raise DPQConfigError(
-            f"{filename} was trained with DPQ ({_flags(saved)}), but this command has no --dpq-K; "
-            "give it the same options"
+            f"{filename} was trained with DPQ ({_flags(saved)}), but this command has no DPQ "
+            "options; give it the same ones"
         )
     if saved is None:
         if not reset_optimizer:
             raise DPQConfigError(
-                f"{filename} has full tables, this command asks for DPQ ({_flags(current)}). To "
-                "start the DPQ tables from them by k-means, use --finetune-from-model "
+                f"{filename} has full tables, but this command asks for DPQ ({_flags(current)}). "
+                "To start the DPQ tables from them by k-means, use --finetune-from-model "
                 f"{filename}, or --restore-file with --reset-optimizer --reset-lr-scheduler "
                 "--reset-dataloader --reset-meters"
             )
@@ -100,11 +100,11 @@ def _same_tables(
     if differences:
         other = "use another --save-dir"
         if not shapes:
-            other += ", or take them on with --reset-optimizer"
+            other += ", or use the new ones with --reset-optimizer"
         raise DPQConfigError(
-            f"{filename} was trained with other DPQ options than this command has: "
+            f"{filename} was trained with DPQ options other than those of this command: "
             + "; ".join(differences)
-            + f". Give the checkpoint's, {other}"
+            + f". Use the checkpoint's options, {other}"
         )
 
 

@@ -1,7 +1,7 @@
 """DPQ during training: the regulariser in the loss, statistics after each update, the log.
 
-Every criterion is called with the model, so that is where the regularisers of its tables are
-collected; whatever the criterion does inside, they are added once, scaled by its sample size.
+Every criterion is called with the model, so the regularisers of its tables are collected there.
+They are added once, scaled by the criterion's sample size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def named_tables(model: nn.Module) -> list[tuple[str, DPQEmbedding]]:
 
 
 def forget_evaluation(model: Any) -> None:
-    """Drop what passes outside the criterion left in evaluation, as --eval-bleu's search does."""
+    """Drop regularisers of evaluation passes outside the criterion, e.g. of --eval-bleu."""
     if isinstance(model, nn.Module) and not model.training:
         for table in model.modules():
             if isinstance(table, DPQEmbedding):
@@ -59,20 +59,20 @@ def add_regularizer(model: Any, result: Any) -> Any:
 
 
 def after_update(model: nn.Module, optimizer: Any) -> None:
-    """Let the tables' statistics follow one update, the same on all workers."""
+    """Update the tables' statistics after one update, identically on all workers."""
     for name, table in named_tables(model):
         if table.has_regularizer():
             raise DPQConfigError(
                 f"the VQ regulariser of {name} did not reach the loss: the task calls "
-                "criterion.forward(model, sample) or uses another model than it hands to the "
-                "criterion. It must call criterion(model, sample)"
+                "criterion.forward(model, sample) or uses a model other than the one it passes to "
+                "the criterion. It must call criterion(model, sample)"
             )
         if table.step():
             _copy_to_optimizer(table, optimizer)
 
 
 def _copy_to_optimizer(table: DPQEmbedding, optimizer: Any) -> None:
-    """Hand parameters that were set anew to an fp16 optimiser's float32 copies."""
+    """Copy re-initialised parameters to the float32 copies of an fp16 optimiser."""
     copies = getattr(optimizer, "fp32_params", None)
     own = getattr(optimizer, "fp16_params", None)
     if copies is None or own is None:
@@ -93,7 +93,7 @@ def _copy_to_optimizer(table: DPQEmbedding, optimizer: Any) -> None:
 
 
 def log_regularizer(logging_outputs: Any) -> None:
-    """Put the regulariser into fairseq's metrics, beside the loss."""
+    """Log the regulariser in fairseq's metrics, next to the loss."""
     from fairseq.logging import metrics
 
     with_it = [o for o in logging_outputs or [] if REG_KEY in o]
@@ -108,7 +108,7 @@ def _number(value: Any) -> float:
 
 
 class CodeWatch:
-    """Follows the codes of a model's tables from validation to validation."""
+    """Tracks the codes of a model's tables across validations."""
 
     def __init__(self) -> None:
         self.codes: dict[str, Tensor] = {}
@@ -117,7 +117,7 @@ class CodeWatch:
 
     @torch.no_grad()
     def look(self, model: nn.Module, updates: int) -> None:
-        """Work out code use, entropy and change, once for each validation."""
+        """Compute code use, entropy and change, once for each validation."""
         tables = [(name, table) for name, table in named_tables(model) if table.has_codes]
         if not tables or updates == self.updates:
             return
@@ -155,7 +155,7 @@ class CodeWatch:
         return row
 
     def log(self) -> None:
-        """Put the last look into fairseq's metrics."""
+        """Log the last statistics in fairseq's metrics."""
         from fairseq.logging import metrics
 
         for key, value in self.stats.items():

@@ -1,5 +1,6 @@
-"""How a run on CPU gets its workers: from torchrun, from Slurm, or started one by one by hand.
-A start that cannot work stops here, with the command that would; `compat.cpu_workers` calls it.
+"""How a run on CPU gets its workers: from torchrun, from Slurm, or started by hand.
+
+Invalid launches fail here and print the correct command. `compat.cpu_workers` calls it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import torch
 def prepare(cfg: Any) -> None:
     """Fill in `cfg.distributed_training` for a run on CPU, from torchrun's or Slurm's variables.
 
-    Raises ValueError, with the command that would be right, for a start that cannot work. Runs on
-    CUDA devices are fairseq's own business, but for one GPU per node, where newer forks do not look
-    at torchrun's variables.
+    Raises ValueError with the correct command if the launch is invalid. Runs on CUDA devices are
+    left to fairseq, except with one GPU per node, where newer forks ignore torchrun's variables.
     """
     dt = cfg.distributed_training
     if cfg.common.tpu or dt.pipeline_model_parallel:
@@ -32,7 +32,7 @@ def prepare(cfg: Any) -> None:
         _from_torchrun(dt, started)
     elif dt.distributed_init_method is None:
         if torch.cuda.is_available() and not _given("distributed-world-size"):
-            dt.distributed_world_size = 1  # fairseq's default, the CUDA devices, means nothing here
+            dt.distributed_world_size = 1  # fairseq's default is the number of CUDA devices
         if not _from_slurm(dt):
             if dt.distributed_world_size > 1:
                 raise ValueError(
@@ -50,13 +50,13 @@ def prepare(cfg: Any) -> None:
 
 
 def check_count(cfg: Any) -> None:
-    """Stop if fairseq is about to start another number of workers than the scripts worked out the
-    batch for: in a Slurm job it counts tasks, nodes and GPUs itself, whatever the flag says."""
+    """Fail if fairseq is about to start a different number of workers than the scripts computed the
+    batch for: in a Slurm job it counts tasks, nodes and GPUs itself and ignores the flag."""
     wanted = os.environ.get("FAIRSEQ_DPQ_WORKERS")
     world = cfg.distributed_training.distributed_world_size
     if wanted and int(wanted) != world:
         raise ValueError(
-            f"the batch was worked out for {wanted} workers, but {world} would be started (Slurm "
+            f"the batch was computed for {wanted} workers, but {world} would be started (Slurm "
             f"with one task per node: one worker per GPU); add --distributed-world-size {world}, "
             f"or use torchrun --nproc_per_node {wanted}"
         )
@@ -68,7 +68,7 @@ def _command() -> str:
 
 
 def _given(option: str) -> bool:
-    """Whether the command line, hydra's too, has an option, which may equal its default."""
+    """Whether an option is on the command line (hydra's too), even with its default value."""
     words = [word.split("=")[0].lstrip("+-").replace("_", "-") for word in sys.argv[1:]]
     return option in [word.rsplit(".")[-1] for word in words]
 

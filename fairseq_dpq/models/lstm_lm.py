@@ -22,7 +22,7 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 State = Tuple[Tensor, Tensor]  # hidden and cell, each (layers, lanes, hidden)
-_RETRIES = 16  # segments that can be taken again: the --update-freq of an update that overflows
+_RETRIES = 16  # segments that can be repeated: the --update-freq of an update that overflows
 
 
 @dataclass
@@ -35,7 +35,8 @@ class ZarembaLSTMConfig(FairseqDataclass):
         metadata={"help": "dropout on the embedding, between layers and before the softmax"},
     )
     init_range: float = field(
-        default=0.1, metadata={"help": "all parameters start uniform in [-init-range, init-range]"}
+        default=0.1,
+        metadata={"help": "all parameters are initialised uniformly in [-init-range, init-range]"},
     )
     share_decoder_input_output_embed: bool = field(
         default=False, metadata={"help": "tie the softmax weights to the embedding"}
@@ -43,8 +44,8 @@ class ZarembaLSTMConfig(FairseqDataclass):
 
 
 class Carried(NamedTuple):
-    """State at the end of the last segment seen, and on entry to it and to some before it; None
-    stands for zeros."""
+    """State at the end of the last segment seen, and at the start of it and of some before it; None
+    means zeros."""
 
     segment: int
     entries: Dict[int, Optional[State]]
@@ -58,8 +59,8 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
 
     - `segment=None`: from zeros, nothing is remembered (any fairseq language-modelling task);
     - `segment=i`: segment 0 starts from zeros, segment i from the detached end of segment i-1.
-      Training and evaluation keep states of their own, so that validation in the middle of an
-      epoch does not disturb the training lanes;
+      Training and evaluation keep separate states, so that validation in the middle of an epoch
+      does not change the training lanes;
     - `incremental_state`: step-by-step generation.
     """
 
@@ -85,8 +86,8 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
         for p in self.parameters():
             nn.init.uniform_(p, -cfg.init_range, cfg.init_range)
         nn.init.zeros_(self.embed_tokens.weight[dictionary.pad()])
-        # Keyed by self.training. Not buffers: a checkpoint's model holds parameters alone, the
-        # state of the lanes is saved with the data iterator, whose position it belongs to.
+        # Keyed by self.training. Not buffers, because the state of the lanes is saved with the data
+        # iterator, whose position it belongs to.
         self._carried: Dict[bool, Optional[Carried]] = {True: None, False: None}
 
     def forward(
@@ -124,7 +125,7 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
         return self.output_projection(x), {"attn": None}  # (lanes, steps, n)
 
     def _entry(self, segment: int, lanes: int) -> Optional[State]:
-        """The state that `segment` starts from; None stands for zeros."""
+        """The state that `segment` starts from; None means zeros."""
         carried = self._carried[self.training]
         if segment == 0:
             return None
@@ -152,7 +153,7 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
         return None if carried is None else (carried.segment, torch.cat(carried.exit))
 
     def set_carried_state(self, training: bool, segment: int, state: Tensor) -> None:
-        """Go on as if `segment` had just ended in `state`, as `carried_state` gives them."""
+        """Continue as if `segment` had just ended in `state`; the inverse of `carried_state`."""
         hidden, cell = state.detach().chunk(2)
         self._carried[training] = Carried(segment, {}, (hidden, cell))
 
@@ -165,7 +166,7 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
         incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
         new_order: Tensor,
     ) -> None:
-        """Follow beam search, which permutes the batch."""
+        """Permute the state as beam search permutes the batch."""
         cached = self._cached(incremental_state)
         if cached is not None:
             hidden, cell = (t.index_select(1, new_order) for t in cached)
@@ -174,7 +175,7 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
             )
 
     def max_positions(self) -> int:
-        """A recurrence has no limit of its own."""
+        """A recurrent network has no maximum length."""
         return int(1e9)
 
 

@@ -16,7 +16,9 @@ from omegaconf import II
 class QuadraticWarmupConfig(FairseqDataclass):
     warmup_updates: int = field(
         default=10000,
-        metadata={"help": "updates over which the learning rate grows quadratically up to --lr"},
+        metadata={
+            "help": "number of updates in which the learning rate grows quadratically to --lr"
+        },
     )
     lr: List[float] = field(default=II("optimization.lr"))
 
@@ -40,6 +42,6 @@ class QuadraticWarmupSchedule(FairseqLRScheduler):
         return float(self.cfg.lr[0] * (update / self.cfg.warmup_updates) ** 2)
 
     def step_update(self, num_updates: int) -> Any:
-        """fairseq says how many updates are done; the rate set here is that of the next one."""
+        """fairseq passes the number of updates done; the rate set here is that of the next one."""
         self.optimizer.set_lr(self.lr_at(num_updates + 1))
         return self.optimizer.get_lr()

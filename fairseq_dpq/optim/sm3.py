@@ -27,12 +27,12 @@ class SM3(torch.optim.Optimizer):
         mu_r = max of nu over slice r
 
     Vectors and scalars keep one accumulator per entry (plain Adagrad). Momentum costs one number
-    per parameter; `momentum=0` keeps no such buffer. All state is float32 whatever the parameters'
-    dtype is.
+    per parameter; `momentum=0` keeps no such buffer. All state is float32 for parameters of any
+    dtype.
     """
 
-    # Read by fairseq: float16 parameters are updated through float32 here, and a model flattened
-    # into one vector would have no slices left to share accumulators.
+    # Read by fairseq. float16 parameters are updated through float32 here, and a model flattened
+    # into one vector would have no slices that share accumulators.
     supports_memory_efficient_fp16 = True
     supports_flat_params = False
 
@@ -67,7 +67,7 @@ class SM3(torch.optim.Optimizer):
 
     def _update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
         if grad.is_sparse:
-            raise RuntimeError("SM3 takes dense gradients; build embeddings with sparse=False")
+            raise RuntimeError("SM3 only takes dense gradients; build embeddings with sparse=False")
         grad = grad.float()
         weight = p.float()  # p itself when it is float32
         if group["weight_decay"] != 0.0:

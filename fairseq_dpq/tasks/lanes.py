@@ -1,4 +1,4 @@
-"""A corpus cut into lanes: what truncated back-propagation reads, and where a run stands in it.
+"""A corpus split into lanes: what truncated back-propagation reads, and the position in it.
 Every token of the corpus is the target of exactly one step of exactly one lane."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class TokenStream(FairseqDataset):
-    """A split as one line of N tokens, each text line ended by `eos`."""
+    """A split as one sequence of N tokens, with `eos` at the end of each line."""
 
     def __init__(self, tokens: Tensor, split: str, pad: int, eos: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class LaneDataset(FairseqDataset):
         }
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """An item is a batch already."""
+        """An item already is a batch."""
         if not samples:
             return {}
         (sample,) = samples
@@ -88,9 +88,9 @@ class LaneDataset(FairseqDataset):
 
 
 class LaneIterator(iterators.EpochBatchIterator):
-    """Segments in order. Its place in the corpus, which checkpoints hold, is the segment number
-    *and* the hidden state of all workers' lanes: without the latter a resumed run would start
-    cold in the middle of an epoch.
+    """Segments in order. Its position, which checkpoints store, is the segment number *and* the
+    hidden state of all workers' lanes. Without the state a resumed run would start from zeros in
+    the middle of an epoch.
 
     `get_state` gives (last segment, (2 * layers, total lanes, hidden)) or None, `set_state` takes
     (last segment, this worker's share of that tensor).
@@ -131,9 +131,9 @@ class LaneIterator(iterators.EpochBatchIterator):
         saved = (place.get("total_lanes"), place.get("steps"))
         if done > 0 and saved != here:
             logger.warning(
-                "the checkpoint stopped in the middle of epoch %s over %s lanes of %s steps; this "
-                "run has %d (--batch-size times workers) of %d (--tokens-per-sample) and starts "
-                "that epoch anew",
+                "the checkpoint stopped in the middle of epoch %s with %s lanes of %s steps; this "
+                "run has %d (--batch-size times workers) of %d (--tokens-per-sample) and restarts "
+                "that epoch",
                 *(place.get("epoch"), *saved, *here),
             )
             place = {**place, "iterations_in_epoch": 0}

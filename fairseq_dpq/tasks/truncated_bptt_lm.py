@@ -1,5 +1,5 @@
 """Language modelling by truncated back-propagation: `--task stateful_lm`.
-The corpus is cut into --batch-size lanes per worker; each batch continues the previous one."""
+The corpus is split into --batch-size lanes per worker; each batch continues the previous one."""
 
 # No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
 
@@ -37,7 +37,7 @@ class StatefulLanguageModelingTask(FairseqTask):
     """Train and evaluate a language model whose hidden state is carried over the corpus.
 
     - State is zero at the start of an epoch and of each evaluation, detached between segments,
-      and saved with the position in the epoch, for the lanes of all workers.
+      and saved with the position in the epoch: that of the lanes of all workers.
     - The gradient is that of the loss summed over the steps of a segment and averaged over the
       lanes, which gives `--lr` and `--clip-norm` the meaning they have in Zaremba et al. (2014).
     - The logged loss and perplexity are per token. Every token counts once, end-of-line too.
@@ -106,7 +106,7 @@ class StatefulLanguageModelingTask(FairseqTask):
         """`max_sentences` is --batch-size: lanes per worker. Evaluation without one takes one."""
         if max_sentences is None and dataset.split.startswith("train"):
             raise ValueError(
-                "--batch-size is not given: --task stateful_lm cuts the corpus into that many "
+                "--batch-size is not given: --task stateful_lm splits the corpus into that many "
                 "lanes per worker and cannot use --max-tokens; the paper's is 20"
             )
         lanes = LaneDataset(
@@ -135,7 +135,7 @@ class StatefulLanguageModelingTask(FairseqTask):
         context_window: int = 0,
         **kwargs: Any,
     ) -> Any:
-        """Segments for fairseq-eval-lm; one lane unless --batch-size says otherwise."""
+        """Segments for fairseq-eval-lm; one lane unless --batch-size is given."""
         if context_window > 0:
             raise ValueError(
                 f"--context-window {context_window}: --task stateful_lm carries the whole past; "
@@ -195,9 +195,9 @@ class StatefulLanguageModelingTask(FairseqTask):
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         out = super().train_step(*args, **kwargs)
-        # Only the first worker writes checkpoints and it may do so at any time, after a batch that
-        # overflowed too, so it needs to know the others' lanes at any time. Against the gradients
-        # this is a small tensor.
+        # Only the first worker writes checkpoints, and it may do so at any time, even after a batch
+        # that overflowed. So it needs the others' lanes at any time. Compared with the gradients
+        # this tensor is small.
         if self._workers() > 1 and self._model is not None:
             carried = self._model.decoder.carried_state(training=True)
             if carried is not None:

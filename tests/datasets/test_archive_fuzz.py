@@ -1,4 +1,4 @@
-"""Archives with garbage in their own headers: one line, exit code 2, nothing half-made.
+"""Archives with damaged headers: a one-line error, exit code 2, no partial output.
 
 Mutations are seeded: a case that fails is named by its seed and can be run again.
 """
@@ -61,7 +61,7 @@ VALUES = (b"\xff" * 8, b"\0" * 4, b"-1", b"99999999", b"\x80" + b"\0" * 7)
 
 
 def mutate(draw: random.Random, data: bytes) -> bytes:
-    """Flip bits, overwrite, cut and double pieces, more often near the headers at both ends."""
+    """Flip bits; overwrite, cut and repeat pieces; more often near the headers at both ends."""
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 4, 16))):
         at = draw.randrange(len(out))
@@ -88,7 +88,7 @@ def mutate(draw: random.Random, data: bytes) -> bytes:
 
 
 def repair_sums(data: bytes) -> bytes:
-    """Tar headers with the checksum that they claim, so that a reader goes on to their fields."""
+    """Correct the checksums of tar headers, so that a reader gets to their fields."""
     out = bytearray(data)
     for at in range(0, len(out) - 511, 512):
         header = out[at : at + 512]
@@ -115,7 +115,7 @@ def hostile(seed: int) -> tuple[str, bytes]:
     return kind, data
 
 
-def test_mutated_archives_come_out_whole_or_are_refused(tmp_path: Path) -> None:
+def test_mutated_archives_are_extracted_completely_or_refused(tmp_path: Path) -> None:
     refused = whole = 0
     for seed in range(1500):
         kind, data = hostile(seed)
@@ -134,7 +134,7 @@ def test_mutated_archives_come_out_whole_or_are_refused(tmp_path: Path) -> None:
             assert tree(folder) == sorted([kind, "out/a"]), seed
             assert (folder / "out" / "a").stat().st_size < 100_000, seed
             whole += 1
-    # Both ends are reached: neither all refused at the first byte nor all harmless.
+    # Both outcomes occur: some archives are refused, some are extracted.
     assert refused > 800 and whole > 150
 
 
@@ -190,7 +190,7 @@ def test_full_disk_is_not_the_fault_of_the_archive(tmp_path: Path) -> None:
         (wikitext2, "wikitext-2-v1.zip", not_utf8_name()),
     ],
 )  # fmt: skip
-def test_prepare_says_one_line(
+def test_prepare_prints_a_one_line_error(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Archives: wanted members come out whole; anything that leaves the folder is refused.
+"""Archives: wanted members are extracted completely; anything outside the folder is refused.
 
 Every failure must leave the target folder as it was.
 """
@@ -26,7 +26,7 @@ def put(tmp_path: Path, name: str, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["x.tgz", "x.tar.gz", "x.zip"])
-def test_members_come_out(tmp_path: Path, kind: str) -> None:
+def test_members_are_extracted(tmp_path: Path, kind: str) -> None:
     make = make_zip if kind.endswith("zip") else make_tgz
     archive = put(tmp_path, kind, make(MEMBERS))
     out = tmp_path / "out"
@@ -68,7 +68,7 @@ def test_link_outside_is_refused(tmp_path: Path, target: str, kind: bytes) -> No
 
 @pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])
 @pytest.mark.parametrize("kind", ["x.tgz", "x.zip", "x.gz"])
-def test_half_an_archive(tmp_path: Path, kind: str, keep: float) -> None:
+def test_truncated_archive(tmp_path: Path, kind: str, keep: float) -> None:
     data = {
         "x.tgz": make_tgz(MEMBERS), "x.zip": make_zip(MEMBERS), "x.gz": gzip.compress(b"a" * 9999)
     }[kind]  # fmt: skip
@@ -78,7 +78,7 @@ def test_half_an_archive(tmp_path: Path, kind: str, keep: float) -> None:
     assert tree(tmp_path) == [kind]
 
 
-def test_foreign_archive_and_no_archive(tmp_path: Path) -> None:
+def test_other_archive_and_not_an_archive(tmp_path: Path) -> None:
     foreign = put(tmp_path, "x.tgz", make_tgz({"other.txt": b"1"}))
     with pytest.raises(PrepareError, match=r"has no member d/a\.txt"):
         extract(foreign, {"d/a.txt": tmp_path / "out" / "a"})

@@ -26,7 +26,7 @@ def downloader(folder: Path, checks: Checks | None = None, **kwargs: object) -> 
     return Downloader(folder, checks or Checks(), retries=1, wait=0.01, **kwargs)  # type: ignore[arg-type]
 
 
-def test_resumes_where_the_server_broke_off(server: Server, tmp_path: Path) -> None:
+def test_resumes_an_interrupted_download(server: Server, tmp_path: Path) -> None:
     server.files["/a.bin"] = BODY
     server.break_off["/a.bin"] = [300_000, 200_000]
     path = downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
@@ -39,7 +39,7 @@ def test_resumes_where_the_server_broke_off(server: Server, tmp_path: Path) -> N
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bin", "verified.json"]
 
 
-def test_a_later_run_goes_on_from_the_part_file(server: Server, tmp_path: Path) -> None:
+def test_a_later_run_resumes_the_part_file(server: Server, tmp_path: Path) -> None:
     server.files["/a.bin"] = BODY
     server.break_off["/a.bin"] = [1000, 0, 0, 0, 0]
     remote = Remote("a.bin", (server.url + "/a.bin",), GOOD)
@@ -52,7 +52,7 @@ def test_a_later_run_goes_on_from_the_part_file(server: Server, tmp_path: Path) 
     assert server.requests == [("/a.bin", "bytes=1000-")]
     server.requests.clear()
     assert downloader(tmp_path).get(remote).read_bytes() == BODY
-    assert server.requests == []  # verified once, not asked for again
+    assert server.requests == []  # verified once, not requested again
 
 
 def test_whole_file_when_range_is_ignored(server: Server, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_whole_file_when_range_is_ignored(server: Server, tmp_path: Path) -> Non
     assert path.read_bytes() == BODY
 
 
-def test_kept_bytes_of_another_version_are_thrown_away(server: Server, tmp_path: Path) -> None:
+def test_kept_bytes_of_another_version_are_deleted(server: Server, tmp_path: Path) -> None:
     other, good = "/other/a.bin", "/good/a.bin"
     server.files = {other: b"x" * len(BODY), good: BODY}
     server.break_off[other] = [4000, 0, 0, 0, 0]
@@ -105,17 +105,17 @@ def test_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
     assert path.read_bytes() == bad
 
 
-def test_every_reason_is_in_the_one_line(server: Server, tmp_path: Path) -> None:
+def test_every_reason_is_in_the_error(server: Server, tmp_path: Path) -> None:
     server.status = {"/1": 403, "/2": 503}
     with pytest.raises(PrepareError) as caught:
         downloader(tmp_path).get(Remote("a.bin", (server.url + "/1", server.url + "/2"), GOOD))
     text = str(caught.value)
     assert "HTTP 403" in text and "HTTP 503" in text
     assert "\n" not in text
-    assert [path for path, _ in server.requests] == ["/1", "/2", "/2"]  # only 503 is tried again
+    assert [path for path, _ in server.requests] == ["/1", "/2", "/2"]  # only 503 is retried
 
 
-def test_unknown_host_is_not_waited_for(tmp_path: Path) -> None:
+def test_unknown_host_is_not_retried(tmp_path: Path) -> None:
     remote = Remote("a.bin", ("http://nowhere.invalid/a.bin",), GOOD)
     with pytest.raises(PrepareError, match="host not found"):
         Downloader(tmp_path, Checks(), retries=100, wait=30.0).get(remote)
@@ -129,9 +129,9 @@ def test_changed_file_on_disk_is_fetched_again(server: Server, tmp_path: Path) -
     assert downloader(tmp_path).get(remote).read_bytes() == BODY
 
 
-def test_a_changed_file_over_a_flaky_line_is_given_up(server: Server, tmp_path: Path) -> None:
+def test_a_changed_file_over_a_bad_connection_is_given_up(server: Server, tmp_path: Path) -> None:
     server.files["/a.bin"] = b"x" * len(BODY)
-    server.break_off["/a.bin"] = [400_000, 10**9] * 10  # every pass breaks off once
+    server.break_off["/a.bin"] = [400_000, 10**9] * 10  # every transfer is interrupted once
     with pytest.raises(Unfit, match="wrong checksum"):
         downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
     assert [asked for _, asked in server.requests] == ["", "bytes=400000-"] * 2
@@ -141,8 +141,11 @@ def test_a_changed_file_over_a_flaky_line_is_given_up(server: Server, tmp_path: 
 def test_a_server_without_range_that_never_finishes(server: Server, tmp_path: Path) -> None:
     server.files["/a.bin"] = BODY
     server.ignore_range = True
-    server.break_off["/a.bin"] = [400_000, 300_000] * 10  # further than the last time, in vain
-    with pytest.raises(PrepareError, match="attempt 2 of 2: broke off after 400000 of 700000"):
+    server.break_off["/a.bin"] = [
+        400_000,
+        300_000,
+    ] * 10  # further than the last time, but not to the end
+    with pytest.raises(PrepareError, match="attempt 2 of 2: interrupted after 400000 of 700000"):
         downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
     assert len(server.requests) == 3
 
@@ -155,14 +158,14 @@ def test_another_length_is_refused_before_the_transfer(server: Server, tmp_path:
     with pytest.raises(Unfit, match="wrong size: 700001 bytes, expected 700000"):
         downloader(tmp_path).get(Remote("a.bin", urls, GOOD))
     assert server.requests[:2] == [("/long", ""), ("/good", "")]
-    # Bytes that were kept outlive the answers of addresses with another file.
+    # Kept bytes survive answers of addresses that have another file.
     server.requests.clear()
     urls = tuple(server.url + path for path in ("/page", "/long", "/good"))
     assert downloader(tmp_path).get(Remote("a.bin", urls, GOOD)).read_bytes() == BODY
     assert server.requests == [(path, "bytes=5000-") for path in ("/page", "/long", "/good")]
 
 
-def test_attempts_are_told_and_failed_addresses_remembered(
+def test_attempts_are_printed_and_failed_addresses_remembered(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.files["/3"] = BODY
@@ -180,11 +183,11 @@ def test_attempts_are_told_and_failed_addresses_remembered(
         f"{second}: attempt 1 of 3: HTTP 503",
         f"{second}: attempt 2 of 3: HTTP 503",
         f"{second}: attempt 3 of 3: HTTP 503",
-        f"{third}: broke off after 1000 of 700000 bytes; going on",
+        f"{third}: interrupted after 1000 of 700000 bytes; resuming",
     ]
 
 
-def test_connecting_is_waited_for_less_than_data(server: Server, tmp_path: Path) -> None:
+def test_timeout_is_shorter_for_connecting_than_for_data(server: Server, tmp_path: Path) -> None:
     server.files["/a.bin"] = BODY
     server.delay["/a.bin"] = 0.6
     patient = downloader(tmp_path, timeout=30.0, connect_timeout=0.3)

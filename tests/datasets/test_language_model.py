@@ -1,4 +1,4 @@
-"""PTB and WikiText-2 scripts, from archive to binarised data, and every way to fail.
+"""PTB and WikiText-2 scripts, from archive to binarised data, and their errors.
 
 The texts are made here with exactly the documented number of types.
 """
@@ -74,7 +74,7 @@ def test_ptb_from_the_network_twice(
     assert (ids == 3).sum() == 1  # the literal <unk> is fairseq's own
     before = {p: p.stat().st_mtime_ns for p in out.iterdir()}
     server.requests.clear()
-    shutil.rmtree(tmp_path / "w")  # downloads are not needed to see that all is done
+    shutil.rmtree(tmp_path / "w")  # a second run does not need the downloads
     assert run(ptb, *flags) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert server.requests == []
@@ -96,7 +96,7 @@ def test_wikitext2_zip_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     lines = text["train"].count(b"\n")
     # Blank lines count: each is one end-of-line.
     assert (read_ids(tmp_path / "bin", "train") == 2).sum() == lines
-    assert not (tmp_path / "w").exists()  # extracted files are taken away, the archive stays
+    assert not (tmp_path / "w").exists()  # extracted files are removed, the archive stays
 
 
 def test_closed_vocabulary_is_checked_for_documented_files(
@@ -194,16 +194,14 @@ def test_bad_archives_from_the_network(
     assert documented or left == []
 
 
-def test_folder_of_someone_else_is_not_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_folders_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "thesis.txt").write_text("precious")
     for name, data in ptb_files().items():
         (tmp_path / name).write_bytes(data)
     flags = ["--from", tmp_path, "--out", tmp_path / "bin", "--work", tmp_path / "w"]
     assert run(ptb, *flags, "--no-checksum", "--force") == 2
-    assert "was not made by this script" in capsys.readouterr().err
+    assert "was not created by this script" in capsys.readouterr().err
     assert (tmp_path / "bin" / "thesis.txt").read_text() == "precious"
 
 

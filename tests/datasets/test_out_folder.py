@@ -23,7 +23,7 @@ from helpers.data_server import tree
 
 
 def prepare(out: object, work: object, *flags: object, wait: Path | None = None) -> int:
-    """A prepare script with next to nothing to do; it waits until `wait` is there."""
+    """A minimal prepare script that waits until the file `wait` exists."""
 
     def build(folder: Path) -> Result:
         (folder / "train.bin").write_text("data")
@@ -42,7 +42,7 @@ def hidden(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
 
 
-def test_second_run_with_the_same_out_leaves_the_first_one_alone(
+def test_second_run_with_the_same_out_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, half = tmp_path / "bin", tmp_path / ".bin.partial" / "train.bin"
@@ -56,7 +56,7 @@ def test_second_run_with_the_same_out_leaves_the_first_one_alone(
     try:
         while not half.exists() and first.is_alive():
             time.sleep(0.01)
-        # As told: another --work. Through a link it is the same --out.
+        # As the error says: another --work. Through a link it is the same --out.
         (tmp_path / "link").symlink_to(out)
         for name in (out, tmp_path / "link"):
             assert prepare(name, tmp_path / "w2") == 2
@@ -80,7 +80,7 @@ def test_second_run_with_the_same_out_leaves_the_first_one_alone(
     assert hidden(tmp_path) == []
 
 
-def test_locks_are_for_writing_and_a_disk_without_them_gives_a_warning(
+def test_locks_are_exclusive_and_a_disk_without_locks_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     modes: list[int] = []
@@ -93,15 +93,15 @@ def test_locks_are_for_writing_and_a_disk_without_them_gives_a_warning(
     assert prepare(tmp_path / "bin", tmp_path / "w") == 0
     assert modes == [os.O_RDWR] * 2  # --out and --work; NFS refuses LOCK_EX on other handles
     told = capsys.readouterr().err
-    assert f"warning: {tmp_path / '.bin.lock'}: no lock (No locks available)" in told
-    assert f"warning: {tmp_path / 'w' / '.lock'}: no lock" in told
+    assert f"warning: {tmp_path / '.bin.lock'}: cannot be locked (No locks available)" in told
+    assert f"warning: {tmp_path / 'w' / '.lock'}: cannot be locked" in told
     assert tree(tmp_path) == [f"bin/{STAMP}", "bin/train.bin"]
 
 
 def test_lock_of_a_removed_file_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run before ends between this one's open and flock, and takes the file with it."""
+    """The previous run ends between this one's open and flock, and removes the file."""
     path = tmp_path / ".bin.lock"
     locked: list[int] = []
     flock = fcntl.flock
@@ -134,12 +134,12 @@ def test_out_may_be_a_link_to_another_disk(
         assert tree(disk) == [STAMP, "train.bin"]
         assert (hidden(home), hidden(disk.parent)) == ([], [])
         assert capsys.readouterr().out == f"| {home / 'ptb'}: done\n"  # as it was given
-    shutil.rmtree(disk)  # a link to a folder that is yet to be made
+    shutil.rmtree(disk)  # a link to a folder that does not exist yet
     assert prepare(home / "ptb", tmp_path / "w") == 0
     assert (home / "ptb").is_symlink() and tree(disk) == [STAMP, "train.bin"]
 
 
-def test_leftover_links_are_taken_away_and_not_followed(tmp_path: Path) -> None:
+def test_leftover_links_are_removed_and_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
@@ -169,23 +169,23 @@ def test_places_that_cannot_be_replaced(
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith(f"prepare_toy.sh: error: --out {out}")
     expected = {
-        "loop": "is a link that leads back to itself; give a folder",
-        "work": f"holds --work {work}; choose a folder in it, e.g. --out {out}/data",
-        "from": f"holds --from {source}; ",
+        "loop": "is a symbolic link to itself; give a folder",
+        "work": f"contains --work {work}; choose a folder in it, e.g. --out {out}/data",
+        "from": f"contains --from {source}; ",
         "/": "is a mount point and cannot be replaced; choose a folder in it, e.g. --out /data",
-    }.get(case, "is replaced as a whole, and holds the current folder ")
+    }.get(case, "is replaced as a whole, but contains the current folder ")
     assert expected in error
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_mount_point_of_the_same_disk_is_seen(tmp_path: Path) -> None:
-    """A real mount, in a name space of its own; os.path.ismount does not see one of this kind."""
+def test_bind_mount_is_detected(tmp_path: Path) -> None:
+    """A real bind mount in its own namespace, which os.path.ismount does not detect."""
     space = ["unshare", "--user", "--map-root-user", "--mount"]
     if not shutil.which("unshare") or subprocess.run([*space, "true"], stderr=-3).returncode:
         pytest.skip("no mounts in a name space of one's own here")
     for name in ("empty", "my disk"):
         (tmp_path / name).mkdir()
-    # The package without its own __init__, which would import torch and fairseq.
+    # The package without its __init__, which would import torch.
     code = (
         "import sys, types, pathlib; package = types.ModuleType('fairseq_dpq'); "
         "package.__path__ = [sys.argv[1]]; sys.modules['fairseq_dpq'] = package\n"

@@ -1,4 +1,4 @@
-"""Routes to a file: which may stand in for which, and what becomes of bad downloads.
+"""Routes to a file: which may replace which, and what happens to bad downloads.
 
 Against a real server; its log of requests shows what was asked for.
 """
@@ -48,10 +48,10 @@ def asked(server: Server) -> list[str]:
     ],
     ids=["page", "half", "changed"],
 )
-def test_bad_archive_gives_way_to_the_next_address_and_route(
+def test_bad_archive_is_replaced_by_the_next_address_and_route(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: bytes, why: str
 ) -> None:
-    """The checksum is known of the member alone, so that the archive itself looks well."""
+    """Only the member has a known checksum, so the archive itself looks correct."""
     archive = make_tgz({"a": TEXT})
     server.files = {"/a.gz": bad, "/second/a.gz": bad, "/b.tgz": archive}
     routes = packed(server, "a.gz", UNKNOWN, "/second/a.gz"), packed(server, "b.tgz")
@@ -62,7 +62,7 @@ def test_bad_archive_gives_way_to_the_next_address_and_route(
     lines = messages(capsys.readouterr().err)
     assert len(lines) == 3
     for line, path in zip(lines, ("/a.gz", "/second/a.gz")):
-        assert line.startswith(server.url + path) and why in line and line.endswith("thrown away")
+        assert line.startswith(server.url + path) and why in line and line.endswith("deleted")
     assert lines[2].startswith("cannot download a.gz: ")
     assert lines[2].endswith("; trying b.tgz instead")
     assert [name for name in tree(tmp_path) if name.startswith("downloads")] == [
@@ -82,7 +82,7 @@ def test_bad_archive_is_not_kept_for_the_next_run(server: Server, tmp_path: Path
     server.files["/a.gz"] = gzip.compress(TEXT)
     assert network(tmp_path).obtain(wanted)["a"].read_bytes() == TEXT
 
-    # One that an older run left behind, with its entry in verified.json.
+    # One that an earlier run left behind, with its entry in verified.json.
     (tmp_path / "downloads" / "a.gz").write_bytes(PAGE)
     network(tmp_path).fetch(wanted)
     server.requests.clear()
@@ -90,7 +90,7 @@ def test_bad_archive_is_not_kept_for_the_next_run(server: Server, tmp_path: Path
     assert asked(server) == ["/a.gz"]
 
 
-def test_documented_archive_and_the_users_own_are_kept(server: Server, tmp_path: Path) -> None:
+def test_documented_archive_and_local_files_are_kept(server: Server, tmp_path: Path) -> None:
     foreign = make_tgz({"other": b"1"})
     server.files["/a.tgz"] = foreign
     wanted = [Wanted("a", (packed(server, "a.tgz", digest(foreign), "/second/a.tgz"),))]
@@ -108,23 +108,23 @@ def test_documented_archive_and_the_users_own_are_kept(server: Server, tmp_path:
     assert (mine / "a.tgz").read_bytes() == PAGE
 
 
-def test_nothing_unchecked_stands_in_for_wrong_bytes(
+def test_no_unverified_file_replaces_wrong_bytes(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, other = gzip.compress(TEXT), gzip.compress(b"another text\n")
     server.files = {"/b.gz": other, "/c.gz": good}
     routes = packed(server, "a.gz", digest(good)), packed(server, "b.gz")
     wanted = [Wanted("a", routes)]
-    # Out of reach: the other is taken, and said to be.
+    # Not available: the other one is used, with a message.
     assert network(tmp_path / "1").obtain(wanted)["a"].read_bytes() == b"another text\n"
     url = f"{server.url}/a.gz"
     assert messages(capsys.readouterr().err) == [
         f"{url}: HTTP 404 Not Found",
-        f"cannot download a.gz: {url}: HTTP 404 Not Found; trying b.gz instead (no checksum is "
-        "known for it)",
+        f"cannot download a.gz: {url}: HTTP 404 Not Found; trying b.gz instead (it has no "
+        "known checksum)",
     ]
-    # Wrong bytes: it is not, whatever comes in between.
-    refused = "b.gz is not taken instead, as no checksum is known for it"
+    # Wrong bytes: the other one is not used, even after further failures.
+    refused = "b.gz is not used instead, because it has no known checksum"
     server.requests.clear()
     server.files["/a.gz"] = PAGE
     with pytest.raises(PrepareError, match=rf"wrong size: 26 bytes, .*; {refused} \(run again"):
@@ -134,19 +134,19 @@ def test_nothing_unchecked_stands_in_for_wrong_bytes(
     with pytest.raises(PrepareError, match=rf"wrong size: .* HTTP 404 .*; {refused}"):
         network(tmp_path / "2").obtain([Wanted("a", (routes[0], known, routes[1]))])
     assert "/b.gz" not in asked(server)
-    # One with a checksum is.
+    # One with a known checksum is used.
     known = packed(server, "c.gz", digest(good))
     found = network(tmp_path / "3").obtain([Wanted("a", (*routes, known))])
     assert found["a"].read_bytes() == TEXT and "/b.gz" not in asked(server)
-    # Or one whose member has a checksum, which a wrong member does not pass.
+    # So is one whose member has a known checksum; a wrong member is refused.
     with pytest.raises(PrepareError, match="wrong size: 13 bytes, expected 1000"):
         network(tmp_path / "4").obtain([Wanted("a", routes, digest(TEXT))])
-    # With --no-checksum there is nothing to lose.
+    # With --no-checksum every file is accepted.
     found = network(tmp_path / "5", skip=frozenset("*")).obtain(wanted)
     assert found["a"].read_bytes() == b"another text\n"
 
 
-def test_nothing_unchecked_stands_in_for_want_of_room(server: Server, tmp_path: Path) -> None:
+def test_no_unverified_file_is_used_on_a_full_disk(server: Server, tmp_path: Path) -> None:
     good = gzip.compress(TEXT)
     server.files = {"/a.gz": good, "/b.gz": good, "/c.gz": good}
     server.length["/a.gz"] = 1 << 60
@@ -155,14 +155,14 @@ def test_nothing_unchecked_stands_in_for_want_of_room(server: Server, tmp_path: 
     for routes in ([unchecked], [unchecked, checked]):
         wanted = [Wanted("a", (packed(server, "a.gz", known), *routes))]
         if len(routes) == 1:
-            with pytest.raises(PrepareError, match=r"GB free; .*; b\.gz is not taken instead"):
+            with pytest.raises(PrepareError, match=r"GB free; .*; b\.gz is not used instead"):
                 network(tmp_path).obtain(wanted)
         else:
             assert network(tmp_path).obtain(wanted)["a"].read_bytes() == TEXT
     assert "/b.gz" not in asked(server)
 
 
-def test_archives_in_a_folder_go_by_their_own_names(tmp_path: Path) -> None:
+def test_archives_in_a_folder_are_found_by_name(tmp_path: Path) -> None:
     """test.tgz is WMT19's and never WMT18's; dev.tgz is WMT19's and never WMT20's."""
     sources = Sources(tmp_path, tmp_path / "w", Downloader(tmp_path / "w", Checks()))
     source = {name: HELD_OUT[name][1][0] for name in ("valid", "test")}

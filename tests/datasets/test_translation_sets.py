@@ -1,4 +1,4 @@
-"""Multi30k and IWSLT15 scripts on small texts made here, in the files' own formats.
+"""Multi30k and IWSLT15 scripts on small generated texts in the original formats.
 
 Binarised data are read back with fairseq and compared with the text that went in.
 """
@@ -74,10 +74,12 @@ def test_multi30k_from_the_network(
         pieces = read_back(out, split, "en-de", "de")
         text = [data_utils.post_process(line, "sentencepiece") for line in pieces]
         raw = files[f"{origin}.de"].decode().splitlines()
-        assert text == [line.replace("  ", " ") for line in raw]  # nothing lost but a double space
+        assert text == [
+            line.replace("  ", " ") for line in raw
+        ]  # unchanged except for a double space
     assert not (tmp_path / "w" / "extracted").exists()
 
-    # Another folder, from files at hand, on one core: the same bytes.
+    # Another folder, from local files, on one core: the same bytes.
     plain = tmp_path / "in"
     plain.mkdir()
     for name, data in files.items():
@@ -158,7 +160,7 @@ def test_iwslt15_archive_when_the_first_host_is_down(
     assert asked.count("/paddlenlp/datasets/iwslt15.en-vi.tar.gz") == 1
 
 
-def test_iwslt15_names_the_flag_for_stand_ins(
+def test_iwslt15_names_the_flag_for_other_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, data in iwslt_files().items():

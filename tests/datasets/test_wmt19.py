@@ -1,4 +1,4 @@
-"""The WMT19 script against a local server with the documented layouts, and all its failures.
+"""The WMT19 script with a local server and the documented layouts, and its errors.
 
 One run is broken at its last step, resumed, and compared with a run from unpacked files.
 """
@@ -63,7 +63,7 @@ def test_six_corpora_resumed_and_again_from_files(
     assert "fairseq-preprocess failed (1): killed" in captured.err
     assert captured.out.count("reading and cleaning") == 6
     assert not out.exists() and not (tmp_path / ".bin.partial").exists()
-    for path in wmt.ARCHIVES:  # each broke off once and went on
+    for path in wmt.ARCHIVES:  # each was interrupted once and resumed
         assert [asked for name, asked in server.requests if name == path] == ["", "bytes=400-"]
 
     server.requests.clear()
@@ -73,7 +73,7 @@ def test_six_corpora_resumed_and_again_from_files(
     assert "SentencePiece: 300" not in printed and "encoding" not in printed
     report = [line[2:] for line in printed.splitlines()]
     assert report[-len(wmt.COUNTS) - 1 : -1] == wmt.COUNTS
-    assert tree(tmp_path / "w" / "stages") == []  # intermediate text is taken away
+    assert tree(tmp_path / "w" / "stages") == []  # intermediate text is removed
 
     # The text came through: order of corpora, both sides, both shards.
     german = read_back(out, "train", "de") + read_back(out, "train1", "de")
@@ -175,7 +175,7 @@ def test_wrong_checksum_and_server_that_never_finishes(
     server.files[EUROPARL] = good
     server.break_off[EUROPARL] = [100] + [0] * 20
     assert wmt19.main(flags) == 2
-    assert "broke off after 100 of " in capsys.readouterr().err
+    assert "interrupted after 100 of " in capsys.readouterr().err
     part = tmp_path / "w" / "downloads" / "europarl-v9.de-en.tsv.gz.part"
     assert part.read_bytes() == good[:100]
     assert not (tmp_path / "bin").exists()
@@ -192,7 +192,7 @@ def test_other_forms_are_named_where_they_are_used(
     assert wmt19.main([*flags, *corpora]) == 0
     captured = capsys.readouterr()
     told = [line for line in messages(captured.err) if " instead" in line]
-    doubt = " instead (no checksum is known for it)"
+    doubt = " instead (it has no known checksum)"
     assert [line.rpartition("; trying ")[2] for line in told] == [
         f"{name}{doubt}"
         for name in ("wmt20-dev.tgz", "en-de.bicleaner07.txt.gz", "rapid2019.de-en.tmx.zip")
@@ -212,9 +212,9 @@ def test_other_forms_are_named_where_they_are_used(
         "dev.tgz", "en-de.bicleaner07.txt.gz", "europarl-v9.de-en.tsv.gz",
         "rapid2019.de-en.tmx.zip", "wmt20-dev.tgz",
     ]  # fmt: skip
-    # A dead address is asked once, not for each file in its archive.
+    # A failed address is tried once, not for each file in its archive.
     assert [path for path, _ in server.requests].count(TEST) == 1
-    # --keep keeps what was unpacked, for every corpus.
+    # --keep keeps the unpacked files of every corpus.
     kept = {name.split("/")[1] for name in tree(tmp_path / "w") if name.startswith("extracted/")}
     assert kept == {"dev.tgz", "rapid2019.de-en.tmx.zip", "wmt20-dev.tgz"}
     assert (tmp_path / "w" / "stages" / "clean-rapid" / "text.de").exists()
@@ -222,7 +222,7 @@ def test_other_forms_are_named_where_they_are_used(
 
 @pytest.mark.parametrize("path", sorted(wmt.STAND_INS))
 @pytest.mark.parametrize("case", ["bytes", "room"])
-def test_no_other_form_after_wrong_bytes_or_without_room(
+def test_no_other_form_after_wrong_bytes_or_on_a_full_disk(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, case: str
 ) -> None:
     flags = serve(server, tmp_path)
@@ -235,7 +235,7 @@ def test_no_other_form_after_wrong_bytes_or_without_room(
     assert wmt19.main([*flags, "--corpora", corpus, "--workers", "1"]) == 2
     error = messages(capsys.readouterr().err)[-1]
     assert {"bytes": "wrong checksum: sha256 ", "room": "GB needed, "}[case] in error
-    assert " is not taken instead, as no checksum is known for it" in error
+    assert " is not used instead, because it has no known checksum" in error
     asked = {name for name, _ in server.requests}
     assert path in asked and not asked & wmt.STAND_INS[path].keys()
 
@@ -271,7 +271,7 @@ def test_flags(
 
 
 @pytest.mark.parametrize("block", [7, 100, 1 << 20])
-def test_blocks_may_be_cut_anywhere(
+def test_blocks_may_be_split_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setattr(readers, "_BLOCK", block)
@@ -306,12 +306,12 @@ def test_sample_is_exact_and_seeded(tmp_path: Path) -> None:
         assert lines[::2] == lines[1::2]
         found.append([int(line) for line in lines[::2]])
     assert found[0] == found[1] != found[2]
-    assert 400 < sum(found[0]) / 250 < 600  # from all over the text
+    assert 400 < sum(found[0]) / 250 < 600  # from the whole text
     assert wmt19._write_sample([tmp_path], 1000, 5000, 1, tmp_path / "out") == 1000
 
 
-def test_stamp_is_plain(tmp_path: Path) -> None:
-    """Nothing of this machine in what is published: the key holds names and digests only."""
+def test_stamp_is_the_same_on_every_machine(tmp_path: Path) -> None:
+    """The stamp has names and digests only, and nothing specific to this machine."""
     from fairseq_dpq.datasets.stamps import build_folder
 
     build_folder(tmp_path / "x", {"a": (1, 2)}, lambda folder: {"n": 1})

@@ -28,7 +28,7 @@ def lm(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def sentences(tmp_path_factory) -> Path:
-    """Sentences of two classes, each with words of its own, for sentence_prediction."""
+    """Sentences of two classes with different words, for the task sentence_prediction."""
     root = tmp_path_factory.mktemp("sentences")
     rng = random.Random(3)
     for split, n in (("train", 120), ("valid", 24)):

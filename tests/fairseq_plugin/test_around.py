@@ -66,7 +66,7 @@ def test_data_dependent_starts_reach_the_fp16_copies(corpus, tmp_path) -> None:
     query, values = model["encoder.embed_tokens.query"], model["encoder.embed_tokens.values"]
     points = query[4:].view(-1, 4, 8).transpose(0, 1)
     error = torch.cdist(points, values).amin(-1).pow(2).mean() / points.pow(2).sum(-1).mean()
-    assert error < 0.8  # k-means centroids; drawn ones are worse than no centroid at all
+    assert error < 0.8  # k-means centroids; random ones are worse than none at all
 
 
 def test_ema_weights(corpus, tmp_path) -> None:
@@ -107,7 +107,7 @@ def test_hub_interface(corpus, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("method", ["sx", "vq"])
-def test_inference_works_codes_out_once(corpus, tmp_path, method) -> None:
+def test_inference_computes_codes_once(corpus, tmp_path, method) -> None:
     """`prepare_for_inference_`, as fairseq's commands call it, keeps the codes of all words."""
     from fairseq import checkpoint_utils
 
@@ -143,7 +143,7 @@ def test_torchscript(corpus, tmp_path, flags) -> None:
     lengths = torch.tensor([4, 3])
     with torch.no_grad():
         expected = model(tokens, lengths, tokens)[0]
-        # TorchScript fuses other operations of the stock model, with roundings of its own.
+        # TorchScript fuses other operations of the stock model, which changes their rounding.
         torch.testing.assert_close(scripted(tokens, lengths, tokens)[0], expected)
         for side in ("encoder", "decoder"):
             table, compact = getattr(model, side).embed_tokens, getattr(scripted, side).embed_tokens
@@ -151,7 +151,7 @@ def test_torchscript(corpus, tmp_path, flags) -> None:
 
 
 def test_hydra_console_script(lm, tmp_path) -> None:
-    """Under hydra the plugin must be there before the config is composed: our own command."""
+    """Under hydra the plugin must be imported before the config is composed."""
     config = tmp_path / "conf"
     config.mkdir()
     (config / "lm.yaml").write_text(
@@ -180,7 +180,7 @@ def test_hydra_console_script(lm, tmp_path) -> None:
 
 
 def test_no_warning_noise(corpus, tmp_path) -> None:
-    """A training run of its own prints no deprecation warning that the plugin can prevent."""
+    """A training run prints no deprecation warning that the plugin can prevent."""
     argv = [str(corpus), "--user-dir", fsq.USER_DIR, *TIED, *shlex.split(SX), "--cpu"]
     argv += ["--max-update", "2", "--optimizer", "adam", "--lr", "1e-3", "--save-dir", tmp_path]
     done = fsq.run(["fairseq-train", *argv])
@@ -188,8 +188,8 @@ def test_no_warning_noise(corpus, tmp_path) -> None:
     assert not noise
 
 
-def test_transformer_lm_without_the_plugin_is_refused_not_garbled(lm, tmp_path) -> None:
-    """A DPQ checkpoint in stock fairseq fails to load, rather than load without its tables."""
+def test_stock_fairseq_refuses_a_dpq_checkpoint(lm, tmp_path) -> None:
+    """Stock fairseq fails to load a DPQ checkpoint instead of loading it without its tables."""
     train(lm, tmp_path, *LM, updates=1, dpq=SX)
     command = ["fairseq-eval-lm", lm, "--path", tmp_path / "checkpoint_last.pt", "--cpu"]
     done = fsq.run([*command, "--tokens-per-sample", "40"], ok=False)
@@ -197,7 +197,7 @@ def test_transformer_lm_without_the_plugin_is_refused_not_garbled(lm, tmp_path) 
 
 
 def test_adaptive_softmax_on_top_of_a_dpq_input(lm, tmp_path) -> None:
-    """Only the tied kind is refused: an adaptive softmax of its own leaves the input free."""
+    """Only a tied adaptive softmax is refused; an untied one works."""
     flags = [*LM, "--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "20,40"]
     log = train(lm, tmp_path, *flags, "--ddp-backend", "legacy_ddp", updates=4, dpq=SX)
     losses = fsq.logged(log, r"train_inner \| .*? loss")
@@ -206,7 +206,7 @@ def test_adaptive_softmax_on_top_of_a_dpq_input(lm, tmp_path) -> None:
 
 
 def test_a_task_without_a_dataclass_and_its_nested_models(corpus, tmp_path) -> None:
-    """multilingual_translation holds one model for each pair and hands each to the criterion."""
+    """multilingual_translation has one model for each pair and passes each to the criterion."""
     flags = ["--task", "multilingual_translation", "--lang-pairs", "src-tgt"]
     flags += ["--arch", "multilingual_transformer", *TRANSFORMER[2:]]
     log = train(corpus, tmp_path, *flags, updates=3, dpq=SX + "--dpq-method vq")

@@ -21,7 +21,7 @@ from helpers import fsq
 
 pytestmark = pytest.mark.slow
 
-COMPAT = str(Path(fsq.USER_DIR) / "compat.py")
+COMPAT = str(Path(fsq.USER_DIR) / "fairseq_plugin" / "compat")
 LSTM_LM = shlex.split(
     "--task language_modeling --arch lstm_lm --decoder-embed-dim 16 --decoder-hidden-size 16 "
     "--decoder-out-embed-dim 16 --tokens-per-sample 20"
@@ -46,7 +46,7 @@ def patched() -> None:
 
 @pytest.fixture(scope="module")
 def stock(work: Path) -> dict:
-    """What fairseq without patches says to the commands below, all run in one fresh process."""
+    """The outcome of the commands below without patches, all run in one new process."""
     script = """
         import json, sys
         from helpers import fsq
@@ -120,7 +120,7 @@ def test_allow_list_holds_data_and_nothing_that_runs(
         "name": np.str_("x"),
         "flag": np.bool_(True),
     }
-    # The older container is one plain pickle, so names can be put as numpy 1 or 2 writes them.
+    # The older format is one plain pickle, so names can be changed to those of numpy 1 or 2.
     torch.save(state, "np.pt", _use_new_zipfile_serialization=False)
     raw = Path("np.pt").read_bytes()
     here = b"cnumpy._core." if b"cnumpy._core." in raw else b"cnumpy.core."
@@ -147,7 +147,7 @@ def test_allow_list_has_what_rank_0_sends(patched: None, tmp_path: Path) -> None
     cfg = OmegaConf.create({"task": {"x": [1, 2.5, None, "s"]}})
     with open_dict(cfg):
         cfg._set_flag("allow_objects", True)
-        if hasattr(OmegaConf, "to_object"):  # omegaconf >= 2.1 can hold foreign objects
+        if hasattr(OmegaConf, "to_object"):  # omegaconf >= 2.1 can hold other objects
             cfg.model = Namespace(dim=7)
     tensors: list = []
     sent = distributed_utils._split_tensors_from_obj({"cfg": cfg, "w": torch.ones(2)}, tensors)
@@ -171,7 +171,7 @@ def test_numpy_names(case: str, work: Path, stock: dict, patched: None) -> None:
 
 
 def test_numpy_float_in_the_crf(patched: None) -> None:
-    """np.float, gone since numpy 1.24, on the way of the CRF's training loss."""
+    """The CRF's training loss uses np.float, which numpy 1.24 removed."""
     from fairseq.modules import DynamicCRF
 
     torch.manual_seed(0)
@@ -200,7 +200,7 @@ def test_no_sentence_is_dropped(n: int, multiple: int, patched: None) -> None:
     assert np.concatenate(now).tolist() == list(range(n))
     assert all(len(b) % multiple == 0 for b in now[:-1])
     old = getattr(data_utils.batch_by_size, "__wrapped__", None)
-    if old is not None:  # the fault is here: what it kept is unchanged, the rest is added
+    if old is not None:  # this version has the fault: what it kept is unchanged, the rest is added
         kept = batches(old, n)
         assert [b.tolist() for b in kept] == [b.tolist() for b in now[: len(kept)]]
         assert sum(map(len, kept)) == n - n % multiple
@@ -241,10 +241,10 @@ def test_stock_aborts_at_exit(work: Path) -> None:
 
 
 # ------------------------------------------------------------------------------- CPU workers
-# What works is in test_workers.py.
+# Valid launches are in test_workers.py.
 
 
-def test_stock_starts_fail_or_train_nothing(stock: dict) -> None:
+def test_stock_launches_fail_or_train_nothing(stock: dict) -> None:
     assert "world size is 2 but have 0 available devices" in stock["world"]
     assert stock["tcp"] == "ran 0", "returned without an error and without training"
 
@@ -274,7 +274,7 @@ def test_half_precision_on_cpu(work: Path, stock: dict, patched: None) -> None:
     assert "xla_device" in stock["bf16"]
 
 
-def test_tpu_is_still_a_tpu(work: Path, patched: None) -> None:
+def test_tpu_flag_is_kept(work: Path, patched: None) -> None:
     from fairseq import options
 
     parser = options.get_training_parser()
@@ -317,6 +317,35 @@ def test_warnings_of_others_still_show(patched: None) -> None:
         warnings.warn("hydra.experimental.compose() is no longer experimental", stacklevel=1)
 
 
+# ---------------------------------------------------------------------------------- user-dir
+
+USER_DIR_TWICE = """
+import sys
+from argparse import Namespace
+if sys.argv[1] == "patched":
+    import fairseq_dpq
+else:  # stock fairseq, with a module of that name imported from elsewhere
+    import types
+    sys.modules["fairseq_dpq"] = types.ModuleType("fairseq_dpq")
+    sys.modules["fairseq_dpq"].__path__ = ["elsewhere"]
+from fairseq.utils import import_user_module
+import_user_module(Namespace(user_dir="linked/fairseq_dpq"))
+print("done")
+"""
+
+
+def test_user_dir_may_be_imported_before(work: Path) -> None:
+    """Also by another path to the same folder; a different folder of that name is an error."""
+    (work / "linked").mkdir()
+    (work / "linked" / "fairseq_dpq").symlink_to(fsq.USER_DIR)
+    command = [sys.executable, "-c", USER_DIR_TWICE]
+    assert fsq.run([*command, "patched"], cwd=work).stdout == "done\n"
+    assert "not globally unique" in fsq.run([*command, "stock"], cwd=work, ok=False).stderr
+    (work / "linked" / "fairseq_dpq").unlink()
+    (work / "linked" / "fairseq_dpq").mkdir()
+    assert "not globally unique" in fsq.run([*command, "patched"], cwd=work, ok=False).stderr
+
+
 # ------------------------------------------------------------------------------------- apply
 
 
@@ -326,13 +355,14 @@ def test_apply_is_idempotent_and_light(work: Path) -> None:
         import importlib.util, json, sys, time
         import fairseq_cli.train
         before = set(sys.modules)
-        spec = importlib.util.spec_from_file_location("compat_alone", COMPAT)
-        compat = importlib.util.module_from_spec(spec)
+        spec = importlib.util.spec_from_file_location(
+            "compat_alone", COMPAT + "/__init__.py", submodule_search_locations=[COMPAT])
+        compat = sys.modules["compat_alone"] = importlib.util.module_from_spec(spec)
         start = time.perf_counter()
         spec.loader.exec_module(compat)
         first = compat.apply()
         seconds = time.perf_counter() - start
-        new = sorted(set(sys.modules) - before)
+        new = [m for m in sorted(set(sys.modules) - before) if not m.startswith("compat_alone")]
         print(json.dumps([first, compat.apply(), new, seconds]))
     """
     script = textwrap.dedent(script).replace("COMPAT", repr(COMPAT))

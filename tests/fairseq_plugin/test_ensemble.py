@@ -1,4 +1,4 @@
-"""Ensembles of DPQ and full checkpoints: each model is what its own file says."""
+"""Ensembles of DPQ and full checkpoints: each model follows its own file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _scores(model: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("names", [FILES, FILES[::-1]], ids=" ".join)
 @pytest.mark.parametrize("old_task", [False, True], ids=["", "old task"])
 def test_each_model_scores_as_alone(pair, names, old_task: bool, monkeypatch) -> None:
-    """The task is made of the first file's config, which carries its DPQ options."""
+    """The task is built from the first file's config, which has its DPQ options."""
     import fairseq
     from fairseq import checkpoint_utils, models
     from fairseq.tasks.language_modeling import LanguageModelingTask

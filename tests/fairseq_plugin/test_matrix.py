@@ -138,7 +138,7 @@ def test_train_resume_score(name: str, method: str, request, tmp_path: Path) -> 
     train(data, tmp_path / "parts", *flags, updates=3, dpq=dpq)
     resumed = train(data, tmp_path / "parts", *flags, updates=6, dpq=dpq)
 
-    # Resumed in the middle of the first epoch, the run ends bit for bit like the whole one.
+    # Resumed in the middle of the first epoch, the run ends bit for bit like the uninterrupted one.
     assert "Loaded checkpoint" in resumed and "(epoch 1 @ 3 updates)" in resumed
     a, b = last(tmp_path / "whole"), last(tmp_path / "parts")
     assert a["optimizer_history"][-1]["num_updates"] == 6
@@ -150,7 +150,7 @@ def test_train_resume_score(name: str, method: str, request, tmp_path: Path) -> 
     losses = fsq.logged(whole, r"train_inner \| epoch.* loss")
     assert len(losses) == 6 and losses[-1] < losses[0] - 0.02
 
-    # Each table is where it should be, and tied to what it was tied to.
+    # Each table is at its path, and tied to the same layers as before.
     record = read_record(a["cfg"]["model"])
     assert {path: t.tied for path, t in record.tables.items()} == row.tables
     stock = train(data, tmp_path / "stock", *flags, updates=1)

@@ -53,7 +53,7 @@ def test_help_of_fairseq_train_shows_every_option() -> None:
         assert f"  {flag(field.name)}" in done.stdout
 
 
-def test_an_impossible_option_ends_in_one_line(corpus, tmp_path) -> None:
+def test_an_invalid_option_is_a_one_line_error(corpus, tmp_path) -> None:
     argv = [corpus, "--user-dir", fsq.USER_DIR, *TRANSFORMER, *RUN, "--save-dir", tmp_path]
     argv += ["--dpq-K", "8", "--dpq-D", "5"]
     done = fsq.run(["fairseq-train", *argv], ok=False)
@@ -63,7 +63,7 @@ def test_an_impossible_option_ends_in_one_line(corpus, tmp_path) -> None:
     assert "Traceback" in done.stderr
 
 
-def test_options_survive_the_way_through_a_config() -> None:
+def test_options_survive_a_round_trip_through_a_config() -> None:
     chosen = PluginConfig(K=5, D=4, normalize=False, key_dim=3, distance="cosine", tau=0.5)
     assert options.read_options(chosen.to_keys()) == chosen
 
@@ -82,11 +82,15 @@ def test_options_survive_the_way_through_a_config() -> None:
             r"--dpq-ema-decay 0.9 has no effect with.* use --dpq-method vq",
         ),
         ("--dpq-D 8", r"--dpq-D 8 has no effect without --dpq-K"),
+        (
+            "--dpq-method low_rank",
+            r"low_rank has no effect without --dpq-rank: .* add --dpq-rank 32",
+        ),
         ("--dpq-K 8 --dpq-decoder-K 1", r"--dpq-decoder-K 1: must be from 2"),
     ],
 )
 def test_illegal_options_stop_before_data_is_read(dpq: str, message: str, tmp_path) -> None:
-    nowhere = tmp_path / "no-data"  # would be FileNotFoundError if it came to reading
+    nowhere = tmp_path / "no-data"  # would be FileNotFoundError if data were read
     with pytest.raises(DPQConfigError, match=message):
         train(nowhere, tmp_path / "ck", "-s", "src", "-t", "tgt", *TRANSFORMER, dpq=dpq)
 
@@ -101,7 +105,7 @@ def test_a_D_that_does_not_divide_names_the_model_flag(corpus, tmp_path) -> None
         train(corpus, tmp_path, *TRANSFORMER, dpq=dpq)
 
 
-def test_the_flag_that_a_language_models_size_comes_from(lm, tmp_path) -> None:
+def test_a_language_models_size_flag_is_named(lm, tmp_path) -> None:
     flags = ["--task", "language_modeling", "--arch", "transformer_lm", "--decoder-layers", "1"]
     flags += ["--tokens-per-sample", "20", "--batch-size", "8"]
     flags += ["--decoder-embed-dim", "32", "--decoder-attention-heads", "2"]
@@ -115,7 +119,9 @@ def test_the_flag_that_a_language_models_size_comes_from(lm, tmp_path) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_decoders_K_without_a_decoders_table(corpus, joined, tmp_path, shared) -> None:
-    message = r"--dpq-decoder-K 5 has no effect: .*only encoder.embed_tokens.*--dpq-embeddings all"
+    message = (
+        r"--dpq-decoder-K 5 has no effect: .*DPQ .encoder.embed_tokens. .*--dpq-embeddings all"
+    )
     dpq = "--dpq-K 8 --dpq-D 4 --dpq-decoder-K 5"
     flags = [*TRANSFORMER, "--share-all-embeddings"] if shared else TRANSFORMER
     with pytest.raises(DPQConfigError, match=message):
@@ -173,12 +179,12 @@ def test_unknown_tables_are_refused_by_name(corpus, tmp_path, flags, dpq, messag
         ),
     ],
 )
-def test_exotic_embedders_are_refused_by_name(lm, tmp_path, flags, message) -> None:
+def test_other_embedders_are_refused_by_name(lm, tmp_path, flags, message) -> None:
     with pytest.raises(DPQConfigError, match=message):
         train(lm, tmp_path, *LM, *flags.split(), dpq="--dpq-K 8 --dpq-D 4")
 
 
-def test_positions_are_never_touched(lm, tmp_path) -> None:
+def test_position_embeddings_are_not_replaced(lm, tmp_path) -> None:
     flags = [*LM, "--decoder-learned-pos"]
     train(lm, tmp_path, *flags, updates=1, dpq="--dpq-K 8 --dpq-D 4 --dpq-embeddings all")
     model = last(tmp_path)["model"]
@@ -191,7 +197,7 @@ def test_off_is_stock_fairseq_bit_for_bit(corpus, tmp_path) -> None:
         fsq.run(["fairseq-train", *argv, "--save-dir", tmp_path / name, *extra])
     a, b = last(tmp_path / "stock")["model"], last(tmp_path / "plugin")["model"]
     assert a.keys() == b.keys()
-    # fairseq 0.12.2 saves a tensor that it never sets, whatever the memory held.
+    # fairseq 0.12.2 saves a tensor that it never initialises.
     assert all(torch.equal(a[key], b[key]) for key in a if not key.endswith("_float_tensor"))
 
 

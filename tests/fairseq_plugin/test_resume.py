@@ -1,4 +1,4 @@
-"""Restoring checkpoints: same options or an error with both; full tables start DPQ ones."""
+"""Restoring checkpoints: the same options or an error with both; starting from full tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def resume(corpus, tmp_path, checkpoint, dpq: str, *flags: str) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("", r"trained with DPQ \(--dpq-K 8 --dpq-D 4 --dpq-method sx\).*has no --dpq-K"),
+        ("", r"trained with DPQ \(--dpq-K 8 --dpq-D 4 --dpq-method sx\).*has no DPQ options"),
         (
             "--dpq-K 16 --dpq-D 4 --dpq-embeddings all",
             r"--dpq-K 8 in the checkpoint, 16 here\. .*another --save-dir$",
@@ -98,7 +98,7 @@ def test_options_with_state_are_taken_on_and_left_out(corpus, tmp_path, method, 
     assert added(tmp_path / "off") == set()
 
 
-def test_averages_that_are_taken_on_begin_at_the_trained_centroids() -> None:
+def test_added_averages_begin_at_the_trained_centroids() -> None:
     torch.manual_seed(0)
     own = {"K": 4, "D": 2, "method": "vq", "batch_stats": True}
     old = FairseqDPQEmbedding(20, 8, 1, ema_decay=0, **own)
@@ -107,13 +107,13 @@ def test_averages_that_are_taken_on_begin_at_the_trained_centroids() -> None:
     layer.upgrade_state_dict_named(state, "embed")
     layer.load_state_dict({key[len("embed.") :]: tensor for key, tensor in state.items()})
     assert torch.equal(layer.ema_sum / layer.ema_count.unsqueeze(-1), old.values)
-    del state["embed.norm_mean"]  # not something to start anew: the codes depend on it
+    del state["embed.norm_mean"]  # cannot be re-initialised: the codes depend on it
     layer.upgrade_state_dict_named(state, "embed")
     with pytest.raises(RuntimeError, match="norm_mean"):
         layer.load_state_dict({key[len("embed.") :]: tensor for key, tensor in state.items()})
 
 
-def test_full_tables_need_a_word_from_the_user(corpus, full, tmp_path) -> None:
+def test_full_tables_need_an_explicit_flag(corpus, full, tmp_path) -> None:
     with pytest.raises(DPQConfigError, match=r"full tables.*--finetune-from-model"):
         resume(corpus, tmp_path, full, SX)
 

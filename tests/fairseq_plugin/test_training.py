@@ -1,4 +1,4 @@
-"""The regulariser reaches the loss of every criterion, once; statistics follow; the log says so."""
+"""The regulariser is added to the loss of every criterion, once; statistics; the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if "foreign_for_test" not in CRITERION_REGISTRY:
 
     @register_criterion("foreign_for_test")
     class ForeignForTest(FairseqCriterion):
-        """A criterion that knows nothing of DPQ: it predicts every target token's log-prob."""
+        """A criterion that does not know DPQ: it predicts the log-prob of every target token."""
 
         def forward(self, model, sample, reduce=True):
             logits, _ = model(**sample["net_input"])
@@ -72,7 +72,7 @@ def test_centroids_move_with_the_regulariser_and_only_with_it(corpus, tmp_path, 
 
 
 def test_regulariser_is_scaled_by_sample_size_and_added_once(corpus, tmp_path) -> None:
-    """Worked out again from the saved tables: one SGD step with and without the regulariser.
+    """Computed from the saved tables: one SGD step with and without the regulariser.
 
     With weight r the centroids move by lr * r * d(reg)/dV whatever the criterion's sample size, so
     that twice the weight moves them twice as far, and a nested criterion no further.
@@ -113,7 +113,7 @@ def test_a_run_cannot_lose_the_regulariser_silently(corpus, tmp_path, monkeypatc
 
 
 def test_validation_loss_is_the_tasks_alone(corpus, tmp_path) -> None:
-    """The same weights validate to the same loss whatever the regulariser's weight."""
+    """The same weights give the same validation loss for any weight of the regulariser."""
     losses = set()
     for weight in ("1", "1000"):
         flags = [*TRANSFORMER, "--lr", "1e-30"]
@@ -127,7 +127,7 @@ def test_validation_loss_is_the_tasks_alone(corpus, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("extra", ["", "--dpq-ema-decay 0.9"])
-def test_dpq_reg_is_the_error_whatever_its_weight(corpus, tmp_path, extra) -> None:
+def test_dpq_reg_is_the_error_for_any_weight(corpus, tmp_path, extra) -> None:
     """The same unit in training and validation: the mean squared error, without weights."""
     logged = {}
     for weight in ("1", "1000"):
@@ -140,11 +140,11 @@ def test_dpq_reg_is_the_error_whatever_its_weight(corpus, tmp_path, extra) -> No
     assert logged["1"] == logged["1000"]
     trained, valid = logged["1"]
     assert valid > 0 and trained > 0
-    if not extra:  # the moving average changes the centroids in between, whatever --lr is
+    if not extra:  # the moving average changes the centroids even with --lr 0
         assert abs(trained - valid) < 0.3 * valid
 
 
-def test_a_search_in_validation_leaves_the_regulariser_alone(corpus, tmp_path) -> None:
+def test_a_search_in_validation_does_not_change_the_regulariser(corpus, tmp_path) -> None:
     """--eval-bleu runs the model outside the criterion: neither the logged error of validation
     nor the loss of the next training batch may take those passes in."""
     logs = {}

@@ -1,4 +1,4 @@
-"""Two real gloo processes: the same training as one process that takes their batches in turn."""
+"""Two real gloo processes train like one process that takes their batches in turn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ old, where = trainer.Trainer.train_step, sys.argv[1]
 def step(self, *args, **kwargs):
     out = old(self, *args, **kwargs)
     state = self.model.state_dict()
-    # fairseq 0.12.2 keeps a tensor that it never sets, whatever the memory held
+    # fairseq 0.12.2 has a tensor that it never initialises
     state = {k: v.clone() for k, v in state.items() if not k.endswith("._float_tensor")}
     torch.save(state, os.path.join(where, f"rank{os.environ.get('RANK', 0)}.pt"))
     return out
@@ -82,7 +82,7 @@ def test_two_workers_equal_one_with_update_freq_2(corpus, tmp_path, dpq, backend
 
 @pytest.mark.parametrize("rotation", ["", "--dpq-rotation-trick"])
 def test_find_unused_parameters_finds_the_centroids(corpus, tmp_path, rotation) -> None:
-    """Their gradient comes by the regulariser alone, which DDP does not see in the output."""
+    """Their gradient comes from the regulariser alone, which DDP does not see in the output."""
     flags = ["--ddp-backend", "pytorch_ddp", "--find-unused-parameters"]
     run(corpus, tmp_path / "two", VQ + rotation, *flags, workers=2, updates=2)
     a, b = (torch.load(tmp_path / "two" / f"rank{r}.pt") for r in (0, 1))

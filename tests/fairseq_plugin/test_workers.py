@@ -1,5 +1,5 @@
-"""Workers on CPU: every way to start them is started with two real gloo processes, and every start
-that cannot work says so. The yardstick is one process with --update-freq 2.
+"""Workers on CPU: every way to start them, with two real gloo processes, and the errors of invalid
+launches. The reference is one process with --update-freq 2.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ SRUN = "srun --ntasks 2 fairseq-train"
         ([WORLD, "2", *PORT], {"SLURM_JOB_NODELIST": "n1"}, "not with 2 tasks of srun", SRUN),
     ],
 )
-def test_starts_that_cannot_work_name_the_right_command(
+def test_invalid_launches_name_the_correct_command(
     flags: list[str],
     env: dict[str, str] | str,
     fault: str,
@@ -163,7 +163,7 @@ def test_starts_that_cannot_work_name_the_right_command(
     for name, value in (slurm(work) if isinstance(env, str) else env).items():
         monkeypatch.setenv(name, value)
     argv = [str(work / "nowhere"), "--arch", "transformer", *fsq.TINY, *flags]
-    with pytest.raises(ValueError) as error:  # and not a complaint about the missing data
+    with pytest.raises(ValueError) as error:  # not an error about the missing data
         fsq.main("train", argv)
     assert fault in str(error.value) and right in str(error.value), error.value
 
@@ -179,14 +179,16 @@ def test_one_process_stays_one_process(work: Path, monkeypatch: pytest.MonkeyPat
     assert cfg.distributed_training == parsed(work).distributed_training
 
 
-def test_count_that_the_batch_was_made_for(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scripts leave their number of workers in the environment."""
+def test_number_of_workers_must_match_the_batch(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scripts pass their number of workers in the environment."""
     argv = [str(work / "nowhere"), "--arch", "transformer", *fsq.TINY]
     monkeypatch.setenv("FAIRSEQ_DPQ_WORKERS", "4")
-    with pytest.raises(ValueError, match="worked out for 4 workers, but 1 would be started"):
+    with pytest.raises(ValueError, match="computed for 4 workers, but 1 would be started"):
         fsq.main("train", argv)
     monkeypatch.setenv("FAIRSEQ_DPQ_WORKERS", "1")
-    with pytest.raises(Exception, match="nowhere"):  # goes on as far as the missing data
+    with pytest.raises(Exception, match="nowhere"):  # gets as far as the missing data
         fsq.main("train", argv)
 
 

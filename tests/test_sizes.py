@@ -1,0 +1,21 @@
+"""Which D is suggested where one does not divide the embedding size."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairseq_dpq.sizes import division_problem, near_divisors
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted", "near"),
+    [(512, 48, [32, 64]), (200, 30, [25, 40]), (7, 3, [1, 7]), (1, 5, [1]), (0, 5, [])],
+)
+def test_near_divisors(number: int, wanted: int, near: list[int]) -> None:
+    assert near_divisors(number, wanted) == near
+
+
+def test_division_problem() -> None:
+    assert division_problem(64, 512) == ""
+    assert division_problem(48, 512) == "try 32 or 64"
+    assert division_problem(4, 0) == "try a positive size"
