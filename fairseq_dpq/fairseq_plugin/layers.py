@@ -15,7 +15,7 @@ from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
-from fairseq_dpq.forms.product_codes import is_compiling
+from fairseq_dpq.tracing import is_tracing
 
 logger = logging.getLogger("fairseq_dpq")
 
@@ -132,7 +132,7 @@ class _FairseqForm(_LoadsInFairseq):
         """The dense table, for a tied output layer."""
         form: Any = self
         trained = any(buffer.requires_grad for buffer in form.buffers())
-        if not self._keeps_dense or trained or is_compiling():
+        if not self._keeps_dense or trained or is_tracing():
             return form.dense()
         if self._dense is None:
             # Not an inference tensor, which could not be used once that mode is over.
@@ -149,7 +149,7 @@ class _FairseqForm(_LoadsInFairseq):
         super()._load_from_state_dict(*args)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dense": None}
+        return {**super().__getstate__(), "_dense": None}  # type: ignore[misc]
 
     def __prepare_scriptable__(self) -> nn.Module:
         """TorchScript gets the layer without what only fairseq needs."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.native import library
-from fairseq_dpq.native.table import _tracing, aligned
+from fairseq_dpq.native.table import aligned
+from fairseq_dpq.tracing import is_tracing
 
 _DISTANCE = {"dot": 0, "euclidean": 1, "cosine": 2}
 _BYTES = {torch.uint8: 1, torch.int16: 2, torch.int64: 8}
@@ -19,7 +20,7 @@ _MOST_CODES = 32768
 def _serves(*tensors: Tensor) -> Any:
     """The library, if it can take these tensors."""
     plain = all(t.is_cpu and type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-    return library.load() if plain and not _tracing() else None
+    return library.load() if plain and not is_tracing() else None
 
 
 @torch.no_grad()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Sequence
+from typing import Sequence
 
 import torch
 from torch import Tensor
 
 from fairseq_dpq.native import library
+from fairseq_dpq.tracing import is_tracing
 
 _VALUE_TYPE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _CODE_BYTES = {torch.uint8: 1, torch.int16: 2}
@@ -19,9 +20,9 @@ _LARGEST_CODE = 32767
 class Table:
     """Looks rows up and computes logits from codes (n, D or packed bytes) and values.
 
-    Each method takes the codes and values again and returns None where the library cannot serve:
-    other tensors than those it was made for (`.to(...)`, `.half()`), tracing, a gradient wanted.
-    The caller then falls back to PyTorch.
+    It keeps both tensors alive, because the library reads their memory; the caller asks `serves`
+    before each call. The methods return None where the library cannot serve: tracing, a gradient
+    wanted, an input on another device. The caller then falls back to PyTorch.
     """
 
     def __init__(
@@ -63,17 +64,34 @@ class Table:
         if lib.dpq_prepare(self._address):
             raise ValueError("the native library refuses this table")
         self._lookup, self._logits = lib.dpq_lookup, lib.dpq_logits
+        self._codes, self._values = codes, values
         self._codes_at, self._values_at = codes.data_ptr(), values.data_ptr()
+        self._codes_size, self._values_size = codes.numel(), values.numel()
+        self._codes_dtype, self._values_dtype = codes.dtype, values.dtype
         self.n, self.d = codes.shape[0], D * size
+        self._padding_idx = padding_idx
 
-    def _serves(self, codes: Tensor, values: Tensor) -> bool:
+    def serves(self, codes: Tensor, values: Tensor, padding_idx: int | None) -> bool:
+        """Whether the table was made for these, and the tensors' memory is still the same.
+
+        The same tensor can get other memory: `.data = ...`, `set_`, `resize_`.
+        """
         return (
-            codes.data_ptr() == self._codes_at
-            and values.data_ptr() == self._values_at
+            codes is self._codes
+            and values is self._values
+            and padding_idx == self._padding_idx
             and not values.requires_grad
+            and codes.data_ptr() == self._codes_at
+            and values.data_ptr() == self._values_at
+            and codes.numel() == self._codes_size
+            and values.numel() == self._values_size
+            and codes.dtype is self._codes_dtype
+            and values.dtype is self._values_dtype
+            and codes.is_contiguous()
+            and values.is_contiguous()
         )
 
-    def lookup(self, codes: Tensor, values: Tensor, indices: Tensor) -> Tensor | None:
+    def lookup(self, indices: Tensor) -> Tensor | None:
         """The rows of indices of any shape."""
         kind = indices.dtype
         if kind is torch.int64:
@@ -82,14 +100,12 @@ class Table:
             width = 4
         else:
             return None
-        if type(indices) is not Tensor or not indices.is_cpu or _tracing():
+        if type(indices) is not Tensor or not indices.is_cpu or is_tracing():
             return None
         try:
-            if not self._serves(codes, values):
-                return None
             if not indices.is_contiguous():
                 indices = indices.contiguous()
-            out = values.new_empty((*indices.shape, self.d))
+            out = self._values.new_empty((*indices.shape, self.d))
             count = indices.numel()
             threads = torch.get_num_threads() if count > _SMALL else 1
             code = self._lookup(
@@ -101,20 +117,18 @@ class Table:
             self._raise(code, indices)
         return out
 
-    def logits(self, codes: Tensor, values: Tensor, h: Tensor) -> Tensor | None:
+    def logits(self, h: Tensor) -> Tensor | None:
         """h (..., d) times the transposed table: (..., n), in h's dtype, summed in float32."""
         if h.dtype not in _VALUE_TYPE or h.shape[-1] != self.d:
             return None
         if (
             type(h) not in (Tensor, torch.nn.Parameter)
             or not h.is_cpu
-            or _tracing()
+            or is_tracing()
             or (h.requires_grad and torch.is_grad_enabled())
         ):
             return None
         try:
-            if not self._serves(codes, values):
-                return None
             rows = aligned(h.detach().float())
             out = rows.new_empty((*h.shape[:-1], self.n))
             batch = rows.numel() // self.d
@@ -148,7 +162,7 @@ def table(
     padding_idx: int | None,
 ) -> Table | None:
     """A `Table` of these tensors, or None where the library is missing or cannot serve them."""
-    if library.load() is None or _tracing():
+    if library.load() is None or is_tracing():
         return None
     if not (codes.is_cpu and values.is_cpu and codes.is_contiguous() and values.is_contiguous()):
         return None
@@ -165,12 +179,3 @@ def aligned(tensor: Tensor) -> Tensor:
     """The tensor, contiguous and aligned to its elements, copied only if it is not."""
     tensor = tensor.contiguous()
     return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
-
-
-_jit_tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
-_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
-
-
-def _tracing() -> bool:
-    """Whether torch.jit, torch.compile or torch.export records what is done."""
-    return _compiling() or _jit_tracing() is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -54,6 +55,13 @@ def table_of(form: CompactEmbedding) -> native.Table:
     )
     assert table is not None
     return table
+
+
+def by_pytorch(form: CompactEmbedding, indices: Tensor) -> Tensor:
+    """The rows of a form, looked up without the library."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(form, "native_table", lambda: None)
+        return form(indices)
 
 
 def random_query(rng: random.Random) -> tuple[Tensor, Tensor, str, Stats | None]:

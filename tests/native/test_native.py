@@ -17,7 +17,14 @@ from fairseq_dpq.distances import DISTANCES
 from fairseq_dpq.forms.packing import pack_codes, row_bytes, unpack_codes
 from fairseq_dpq.memory import memory_of
 from fairseq_dpq.native import reference
-from helpers.native_cases import DTYPES, ordered_codes, random_form, random_query, table_of
+from helpers.native_cases import (
+    DTYPES,
+    by_pytorch,
+    ordered_codes,
+    random_form,
+    random_query,
+    table_of,
+)
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 
@@ -36,9 +43,9 @@ def test_lookup_has_the_bits_of_pytorch(seed: int) -> None:
         form = random_form(rng)
         kind = rng.choice([torch.int32, torch.int64])
         indices = torch.randint(form.num_embeddings, (rng.choice([0, 1, 3, 50]), 2), dtype=kind)
-        found = table_of(form).lookup(form.codes, form.values, indices)
+        found = table_of(form).lookup(indices)
         assert found is not None and found.dtype == form.values.dtype
-        assert torch.equal(found, form(indices)), form
+        assert torch.equal(found, by_pytorch(form, indices)), form
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -49,7 +56,7 @@ def test_logits_are_the_products_with_the_table(seed: int) -> None:
         form = random_form(rng)
         h = torch.randn(rng.choice([1, 2, 3, 4, 5, 8, 9, 16, 17, 33]), form.embedding_dim)
         table = form.weight.double()
-        found = table_of(form).logits(form.codes, form.values, h)
+        found = table_of(form).logits(h)
         assert found is not None
         # Rounding of a sum of d products is bounded by d u |h||w|.
         bound = form.embedding_dim * 2.0**-23 * (h.double().abs() @ table.abs().t()) + 1e-30
@@ -72,7 +79,7 @@ def test_logits_add_up_group_after_group() -> None:
                 for i in range(1, 4):
                     product = product + h[b, 4 * j + i] * v[i]
                 total = total + product
-            found = table_of(form).logits(form.codes, form.values, h)
+            found = table_of(form).logits(h)
             assert found is not None and found[b, row] == total
 
 
@@ -80,9 +87,9 @@ def test_logits_add_up_group_after_group() -> None:
 def test_logits_keep_the_type_of_h(dtype: torch.dtype) -> None:
     form = small_form()
     h = torch.randn(2, 5, 32).to(dtype)
-    found = table_of(form).logits(form.codes, form.values, h)
+    found = table_of(form).logits(h)
     assert found is not None and found.dtype == dtype and found.shape == (2, 5, 7)
-    want = table_of(form).logits(form.codes, form.values, h.float())
+    want = table_of(form).logits(h.float())
     assert want is not None and torch.equal(found, want.to(dtype))
 
 
@@ -149,8 +156,8 @@ def test_two_threads_give_the_same_bits(two_threads: None) -> None:
 
     def results() -> list[torch.Tensor | None]:
         return [
-            table.lookup(form.codes, form.values, indices),
-            table.logits(form.codes, form.values, h),
+            table.lookup(indices),
+            table.logits(h),
             native.codes(query, keys, "dot"),
             native.pack(form.codes, form.bits, row_bytes(form.bits)),
         ]
@@ -162,7 +169,7 @@ def test_two_threads_give_the_same_bits(two_threads: None) -> None:
     indices[4000] = 20_000  # in the second thread's share
     torch.set_num_threads(2)
     with pytest.raises(IndexError, match="index 20000 is out of range: the table has 20000 rows"):
-        table.lookup(form.codes, form.values, indices)
+        table.lookup(indices)
 
 
 @pytest.mark.parametrize("variant", ["baseline", "avx2"])
@@ -179,8 +186,8 @@ def add(tensor):
     crc = zlib.crc32(bytes(tensor.contiguous().view(torch.uint8).flatten().tolist()), crc)
 for _ in range(40):
     form = random_form(rng); table = table_of(form)
-    add(table.lookup(form.codes, form.values, torch.arange(form.num_embeddings)))
-    add(table.logits(form.codes, form.values, torch.randn(5, form.embedding_dim)))
+    add(table.lookup(torch.arange(form.num_embeddings)))
+    add(table.logits(torch.randn(5, form.embedding_dim)))
     query, keys, distance, _ = random_query(rng)
     add(native.codes(query, keys, distance))
 print(crc)
@@ -204,7 +211,7 @@ def test_an_index_out_of_range_is_an_index_error(packed: bool, bad: int) -> None
     form = small_form(packed)
     indices = torch.tensor([[0, 1], [bad, 2]])
     with pytest.raises(IndexError, match=f"index {bad} is out of range: the table has 7 rows"):
-        table_of(form).lookup(form.codes, form.values, indices)
+        table_of(form).lookup(indices)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -213,55 +220,56 @@ def test_damaged_codes_are_an_index_error(packed: bool) -> None:
     form.codes[4] = 255
     table = table_of(form)
     with pytest.raises(IndexError, match="row 4 of the table has a code"):
-        table.lookup(form.codes, form.values, torch.tensor([1, 4]))
+        table.lookup(torch.tensor([1, 4]))
     with pytest.raises(IndexError, match="row 4 of the table has a code"):
-        table.logits(form.codes, form.values, torch.randn(1, 32))
+        table.logits(torch.randn(1, 32))
     good = torch.tensor([1, 5])
-    assert torch.equal(table.lookup(form.codes, form.values, good), form(good))
+    assert torch.equal(table.lookup(good), form(good))
 
 
 def test_strided_misaligned_and_empty_inputs() -> None:
     form = small_form()
     table = table_of(form)
     every = torch.arange(7).repeat_interleave(2)[::2]
-    assert torch.equal(table.lookup(form.codes, form.values, every), form(torch.arange(7)))
+    assert torch.equal(table.lookup(every), form(torch.arange(7)))
     store = bytearray(8 * 3 + 1)
     store[1:] = torch.tensor([4, 5, 6]).numpy().tobytes()
     shifted = torch.frombuffer(store, dtype=torch.int64, offset=1)
-    assert torch.equal(table.lookup(form.codes, form.values, shifted), form(torch.arange(4, 7)))
+    assert torch.equal(table.lookup(shifted), form(torch.arange(4, 7)))
     h = torch.randn(64, 3).t()[:, ::2]
     assert torch.equal(
-        table.logits(form.codes, form.values, h),
-        table.logits(form.codes, form.values, h.contiguous()),
+        table.logits(h),
+        table.logits(h.contiguous()),
     )
-    empty = table.lookup(form.codes, form.values, torch.empty(2, 0, dtype=torch.int64))
+    empty = table.lookup(torch.empty(2, 0, dtype=torch.int64))
     assert empty is not None and empty.shape == (2, 0, 32)
-    none = table.logits(form.codes, form.values, torch.empty(0, 32))
+    none = table.logits(torch.empty(0, 32))
     assert none is not None and none.shape == (0, 7)
     assert native.codes(torch.empty(0, 2, 4), torch.randn(2, 3, 4), "dot").shape == (0, 2)
 
 
-def test_other_tensors_than_those_of_the_table_are_left_to_pytorch() -> None:
+def test_what_the_library_does_not_take_is_left_to_pytorch() -> None:
     form = small_form()
     table = table_of(form)
     indices = torch.tensor([1, 2])
-    assert table.lookup(form.codes.clone(), form.values, indices) is None
-    assert table.lookup(form.codes, form.values.half(), indices) is None
-    assert table.lookup(form.codes, form.values, indices.to(torch.int16)) is None
-    values = form.values.requires_grad_()
-    assert table.lookup(form.codes, values, indices) is None
+    assert table.serves(form.codes, form.values, None)
+    assert not table.serves(form.codes.clone(), form.values, None)
+    assert not table.serves(form.codes, form.values.half(), None)
+    assert not table.serves(form.codes, form.values, 0)
+    assert table.lookup(indices.to(torch.int16)) is None
     h = torch.randn(1, 32, requires_grad=True)
-    assert table.logits(form.codes, form.values.detach(), h) is None
+    assert table.logits(h) is None
+    assert not table.serves(form.codes, form.values.requires_grad_(), None)
 
 
 def test_a_forked_child_uses_the_library(two_threads: None) -> None:
     form = CompactEmbedding.from_codes(torch.randint(32, (9000, 64)), torch.randn(64, 32, 8), 512)
     table, indices = table_of(form), torch.randint(9000, (4096,))
-    rows = table.lookup(form.codes, form.values, indices)
+    rows = table.lookup(indices)
     want = bytes(memory_of(rows))
     child = os.fork()
     if child == 0:  # torch's own operators would wait forever for threads that fork() left behind
-        found = table.lookup(form.codes, form.values, indices)
+        found = table.lookup(indices)
         os._exit(0 if bytes(memory_of(found)) == want else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -292,6 +300,6 @@ def test_the_reference_looks_up_and_scores_alike(seed: int) -> None:
         indices = torch.randint(form.num_embeddings, (rng.choice([1, 3, 50]), 2))
         assert torch.equal(reference.lookup(layout, indices), form(indices)), form
         h = torch.randn(rng.choice([1, 5]), form.embedding_dim)
-        want = table_of(form).logits(form.codes, form.values, h)
+        want = table_of(form).logits(h)
         found = reference.logits(layout, h)
         assert torch.allclose(found, want, rtol=1e-4, atol=1e-4 * form.embedding_dim**0.5), form
