@@ -149,7 +149,7 @@ class _FairseqForm(_LoadsInFairseq):
         super()._load_from_state_dict(*args)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_dense": None}  # type: ignore[misc]
+        return {**super().__getstate__(), "_dense": None}  # type: ignore[misc, dict-item]
 
     def __prepare_scriptable__(self) -> nn.Module:
         """TorchScript gets the layer without what only fairseq needs."""

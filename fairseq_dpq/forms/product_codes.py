@@ -20,7 +20,8 @@ from fairseq_dpq.forms.base import (
     from_file,
     wrong_shape,
 )
-from fairseq_dpq.forms.lookup import point_at_padding, take_rows, unpack
+from fairseq_dpq.forms.few_ids import FewIds
+from fairseq_dpq.forms.lookup import take_rows, unpack
 from fairseq_dpq.forms.packing import (
     code_bits,
     code_dtype,
@@ -65,8 +66,8 @@ class CompactEmbedding(Form):
         values: Tensor
         offsets: Tensor
         plan: Tensor
-        _native: native.Table | None
-    _native = None
+        _fast: native.Table | FewIds | None
+    _fast = None
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class CompactEmbedding(Form):
         """Make empty buffers for groups of these numbers of codes."""
         if len(sizes) != self.D or min(sizes) < 1 or (self.share_subspaces and len(set(sizes)) > 1):
             raise ValueError(f"sizes={sizes}: give the number of codes of each of {self.D} groups")
-        self._native = None
+        self._fast = None
         self.sizes = sizes
         self.bits = [code_bits(size) for size in sizes]
         self.wide = is_wide(self.bits)
@@ -240,7 +241,8 @@ class CompactEmbedding(Form):
 
     def forward(self, indices: Tensor) -> Tensor:
         if not torch.jit.is_scripting():
-            found = self._native_lookup(indices)
+            fast = None if is_tracing() else self._prepared()
+            found = None if fast is None else fast.lookup(indices)
             if found is not None:
                 return found
         flat = indices.reshape(-1)
@@ -249,29 +251,37 @@ class CompactEmbedding(Form):
             rows = unpack(rows, self.plan, self.wide, self.even, self.D)
         rows = rows + self.offsets  # (tokens, D): rows of the value matrix
         if self.padding_idx is not None:
-            rows = point_at_padding(rows, flat, self.padding_idx, self.value_rows)
-        out = take_rows(self.values, rows)
+            pad = (flat == self.padding_idx).unsqueeze(-1)
+            rows = rows.masked_fill(pad, self.value_rows)
+        out = take_rows(self.values, rows.reshape(-1))
         return out.view(indices.shape + (self.embedding_dim,))  # noqa: RUF005, TorchScript knows no *
+
+    def _prepared(self) -> native.Table | FewIds | None:
+        """What looks rows up for these buffers; not to be used while torch is tracing."""
+        codes, values = self._buffers["codes"], self._buffers["values"]
+        known = self._fast
+        if known is None or not known.serves(codes, values, self.padding_idx):
+            try:
+                known = self._fast = self._prepare()
+            except RuntimeError:  # tensors without memory of their own, as under vmap
+                return None
+        return known
+
+    def _prepare(self) -> native.Table | FewIds:
+        codes, values = self.codes, self.values
+        shape = {"shared": self.share_subspaces, "packed": self.packed}
+        pad = self.padding_idx
+        return native.table(codes, values, self.sizes, padding_idx=pad, **shape) or FewIds(
+            codes, values, self.offsets, self.bits, self.packed, pad
+        )
 
     def native_table(self) -> native.Table | None:
         """This table as the native library takes it, or None where PyTorch must serve."""
-        if is_tracing():
-            return None
-        codes, values = self._buffers["codes"], self._buffers["values"]
-        assert codes is not None and values is not None
-        pad, known = self.padding_idx, self._native
-        if known is None or not known.serves(codes, values, pad):
-            shape = {"shared": self.share_subspaces, "packed": self.packed}
-            known = native.table(codes, values, self.sizes, padding_idx=pad, **shape)
-            self._native = known
-        return known
-
-    def _native_lookup(self, indices: Tensor) -> Tensor | None:
-        table = self.native_table()
-        return None if table is None else table.lookup(indices)
+        found = None if is_tracing() else self._prepared()
+        return found if isinstance(found, native.Table) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_native": None}  # it points into this process's memory
+        return {**super().__getstate__(), "_fast": None}  # it points into this process's memory
 
     def unpacked_codes(self) -> Tensor:
         """Codes (n, D) in one or two bytes each."""

@@ -8,11 +8,13 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
+from fairseq_dpq.memory import Unchanged
 from fairseq_dpq.native import library
 from fairseq_dpq.tracing import is_tracing
 
 _VALUE_TYPE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _CODE_BYTES = {torch.uint8: 1, torch.int16: 2}
+_INDEX_BYTES = {torch.int64: 8, torch.int32: 4}
 _SMALL = 128  # indices for which the number of threads is not even asked: one does
 _LARGEST_CODE = 32767
 
@@ -21,8 +23,9 @@ class Table:
     """Looks rows up and computes logits from codes (n, D or packed bytes) and values.
 
     It keeps both tensors alive, because the library reads their memory; the caller asks `serves`
-    before each call. The methods return None where the library cannot serve: tracing, a gradient
-    wanted, an input on another device. The caller then falls back to PyTorch.
+    before each call, and does not call while torch is tracing. The methods return None where the
+    library cannot serve: a gradient wanted, an input on another device. The caller then falls back
+    to PyTorch.
     """
 
     def __init__(
@@ -64,50 +67,29 @@ class Table:
         if lib.dpq_prepare(self._address):
             raise ValueError("the native library refuses this table")
         self._lookup, self._logits = lib.dpq_lookup, lib.dpq_logits
-        self._codes, self._values = codes, values
-        self._codes_at, self._values_at = codes.data_ptr(), values.data_ptr()
-        self._codes_size, self._values_size = codes.numel(), values.numel()
-        self._codes_dtype, self._values_dtype = codes.dtype, values.dtype
+        self._tensors, self._values = Unchanged(codes, values), values
         self.n, self.d = codes.shape[0], D * size
+        self._row = torch.Size((self.d,))
         self._padding_idx = padding_idx
 
-    def serves(self, codes: Tensor, values: Tensor, padding_idx: int | None) -> bool:
-        """Whether the table was made for these, and the tensors' memory is still the same.
-
-        The same tensor can get other memory: `.data = ...`, `set_`, `resize_`.
-        """
-        return (
-            codes is self._codes
-            and values is self._values
-            and padding_idx == self._padding_idx
-            and not values.requires_grad
-            and codes.data_ptr() == self._codes_at
-            and values.data_ptr() == self._values_at
-            and codes.numel() == self._codes_size
-            and values.numel() == self._values_size
-            and codes.dtype is self._codes_dtype
-            and values.dtype is self._values_dtype
-            and codes.is_contiguous()
-            and values.is_contiguous()
-        )
+    def serves(self, codes: Tensor | None, values: Tensor | None, padding_idx: int | None) -> bool:
+        """Whether the table was made for these, and the tensors' memory is still the same."""
+        return padding_idx == self._padding_idx and self._tensors.are(codes, values)
 
     def lookup(self, indices: Tensor) -> Tensor | None:
         """The rows of indices of any shape."""
-        kind = indices.dtype
-        if kind is torch.int64:
-            width = 8
-        elif kind is torch.int32:
-            width = 4
-        else:
+        width = _INDEX_BYTES.get(indices.dtype)
+        if width is None or type(indices) is not Tensor or not indices.is_cpu:
             return None
-        if type(indices) is not Tensor or not indices.is_cpu or is_tracing():
+        values = self._values
+        if values.requires_grad:
             return None
         try:
             if not indices.is_contiguous():
                 indices = indices.contiguous()
-            out = self._values.new_empty((*indices.shape, self.d))
+            out = values.new_empty(indices.shape + self._row)
             count = indices.numel()
-            threads = torch.get_num_threads() if count > _SMALL else 1
+            threads = 1 if count <= _SMALL else torch.get_num_threads()
             code = self._lookup(
                 self._address, indices.data_ptr(), count, width, out.data_ptr(), threads
             )
@@ -124,7 +106,7 @@ class Table:
         if (
             type(h) not in (Tensor, torch.nn.Parameter)
             or not h.is_cpu
-            or is_tracing()
+            or self._values.requires_grad
             or (h.requires_grad and torch.is_grad_enabled())
         ):
             return None
@@ -166,7 +148,7 @@ def table(
         return None
     if not (codes.is_cpu and values.is_cpu and codes.is_contiguous() and values.is_contiguous()):
         return None
-    if type(codes) is not Tensor or type(values) is not Tensor or values.requires_grad:
+    if type(codes) is not Tensor or type(values) is not Tensor:
         return None
     if values.dtype not in _VALUE_TYPE or max(sizes) - 1 > _LARGEST_CODE or not values.numel():
         return None

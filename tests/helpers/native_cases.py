@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 import torch
@@ -59,9 +60,18 @@ def table_of(form: CompactEmbedding) -> native.Table:
 
 def by_pytorch(form: CompactEmbedding, indices: Tensor) -> Tensor:
     """The rows of a form, looked up without the library."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(form, "native_table", lambda: None)
+    with no_library(form):
         return form(indices)
+
+
+@contextlib.contextmanager
+def no_library(form: CompactEmbedding | None = None) -> Iterator[None]:
+    """As where the library is not built."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native.library, "load", lambda: None)
+        if form is not None:
+            patch.setattr(form, "_fast", None)
+        yield
 
 
 def random_query(rng: random.Random) -> tuple[Tensor, Tensor, str, Stats | None]:
