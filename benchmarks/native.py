@@ -4,9 +4,10 @@ Usage: python benchmarks/native.py [--rounds N] [--part lookup|small|logits|code
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import harness
 
@@ -85,7 +86,7 @@ def peers(table: Any, codes: Any, values: Any) -> dict[str, Callable[[Any], Any]
 def lookup(report: Report, rounds: int, threads: int, sizes: list[int]) -> None:
     import torch
 
-    from fairseq_dpq import CompactEmbedding, native
+    from fairseq_dpq import CompactEmbedding
 
     for n in sizes:
         full = torch.nn.Embedding.from_pretrained(torch.empty(n, D_MODEL).uniform_())
@@ -96,7 +97,6 @@ def lookup(report: Report, rounds: int, threads: int, sizes: list[int]) -> None:
             "write only": lambda i, floor=floor: floor.new_empty(IDS, D_MODEL).fill_(1),
         }
         limits = {}
-        kept = []
         for D in LOOKUP:
             codes = torch.randint(K, (n, D), dtype=torch.uint8)
             values = torch.randn(D, K, D_MODEL // D)
@@ -109,67 +109,52 @@ def lookup(report: Report, rounds: int, threads: int, sizes: list[int]) -> None:
                 (f"D = {D}, fp16", False, torch.float16, HALF[D]),
             ):
                 form = CompactEmbedding.from_codes(codes, values.to(dtype), D_MODEL, packed=packed)
-                table = _table(form, native)
-                kept.append(form)
                 limits[name] = limit
-                sides[name] = lambda i, t=table, f=form, ids=ids: t.lookup(
-                    f.codes, f.values, ids[i % 16]
-                )
+                sides[name] = lambda i, form=form, ids=ids: form(ids[i % 16])
         times = timed(sides, rounds, threads)
         title = f"Lookup of {IDS:,} ids, n = {n:,}, d = {D_MODEL}, K = {K}, {threads} thread(s)"
         report.table(title, times, "nn.Embedding", limits)
 
 
-def _table(form: Any, native: Any) -> Any:
-    return native.table(
-        form.codes,
-        form.values,
-        form.sizes,
-        shared=form.share_subspaces,
-        packed=form.packed,
-        padding_idx=form.padding_idx,
-    )
+@contextlib.contextmanager
+def without_library() -> Iterator[None]:
+    """PyTorch alone: forms that look up first in here go on without the library."""
+    from fairseq_dpq.native import library
+
+    load, library.load = library.load, lambda: None
+    try:
+        yield
+    finally:
+        library.load = load
+
+
+def in_pytorch(form: Any) -> Any:
+    """The form, which goes on as it first looks rows up: without the library."""
+    import torch
+
+    with without_library():
+        form(torch.tensor([0]))
+    return form
 
 
 def small(report: Report, rounds: int, threads: int) -> None:
     import torch
 
-    from fairseq_dpq import CompactEmbedding, native
-    from fairseq_dpq.native import reference
+    from fairseq_dpq import CompactEmbedding
 
     n, D = 32_000, 128
-
-    class Native(torch.nn.Module):
-        def __init__(self, form: CompactEmbedding) -> None:
-            super().__init__()
-            self.register_buffer("codes", form.codes)
-            self.register_buffer("values", form.values)
-            self.table = _table(form, native)
-
-        def forward(self, indices: Any) -> Any:
-            buffers = self._buffers
-            return self.table.lookup(buffers["codes"], buffers["values"], indices)
-
-    class Reference(torch.nn.Module):
-        def __init__(self, form: CompactEmbedding) -> None:
-            super().__init__()
-            self.layout = reference.Layout(
-                form.codes, form.values, form.sizes, form.share_subspaces, form.packed, None
-            )
-
-        def forward(self, indices: Any) -> Any:
-            return reference.lookup(self.layout, indices)
-
     full = torch.nn.Embedding(n, D_MODEL).requires_grad_(False)
     codes = torch.randint(K, (n, D), dtype=torch.uint8)
     values = torch.randn(D, K, D_MODEL // D)
-    forms = [CompactEmbedding.from_codes(codes, values, D_MODEL, packed=p) for p in (False, True)]
+    forms = [
+        CompactEmbedding.from_codes(codes, values, D_MODEL, packed=packed)
+        for packed in (False, True, False, True)
+    ]
     for count in (1, 16):
         ids = [torch.randint(n, (count,)) for _ in range(16)]
-        modules = {"nn.Embedding": full, "native": Native(forms[0])}
-        modules["native, packed"] = Native(forms[1])
-        modules["PyTorch"] = Reference(forms[0])
-        modules["PyTorch, packed"] = Reference(forms[1])
+        modules = {"nn.Embedding": full, "native": forms[0], "native, packed": forms[1]}
+        modules["PyTorch"] = in_pytorch(forms[2])
+        modules["PyTorch, packed"] = in_pytorch(forms[3])
         sides = {name: lambda i, m=m, ids=ids: m(ids[i % 16]) for name, m in modules.items()}
         limits = {"native": SMALL, "native, packed": SMALL_PACKED}
         if count == 1:
@@ -181,8 +166,8 @@ def small(report: Report, rounds: int, threads: int) -> None:
 def logits(report: Report, rounds: int, threads: int) -> None:
     import torch
 
-    from fairseq_dpq import CompactEmbedding, native
-    from fairseq_dpq.native import reference
+    from fairseq_dpq import CodesLinear, CompactEmbedding
+    from fairseq_dpq.output import _by_partial_sums
 
     n = 32_000
     for batch, limit in LOGITS.items():
@@ -197,15 +182,11 @@ def logits(report: Report, rounds: int, threads: int) -> None:
             values = torch.randn(D, K, D_MODEL // D)
             for packed in (False, True):
                 form = CompactEmbedding.from_codes(codes, values, D_MODEL, packed=packed)
-                own = _table(form, native)
                 name = f"D = {D}{', packed' if packed else ''}"
                 limits[name] = limit
-                sides[name] = lambda i, t=own, f=form, h=h: t.logits(f.codes, f.values, h)
+                sides[name] = lambda i, layer=CodesLinear(form), h=h: layer(h)
                 if not packed:
-                    layout = reference.Layout(
-                        form.codes, form.values, form.sizes, False, False, None
-                    )
-                    sides[f"D = {D}, PyTorch"] = lambda i, x=layout, h=h: reference.logits(x, h)
+                    sides[f"D = {D}, PyTorch"] = lambda i, f=form, h=h: _by_partial_sums(f, h)
         times = timed(sides, max(10, rounds // 4), threads)
         title = f"Logits of {batch} row(s), n = {n:,}, d = {D_MODEL}, K = {K}, {threads} thread(s)"
         report.table(title, times, "dense product", limits)
@@ -214,21 +195,27 @@ def logits(report: Report, rounds: int, threads: int) -> None:
 def codes(report: Report, rounds: int, threads: int) -> None:
     import torch
 
-    from fairseq_dpq import native, quantizer
+    from fairseq_dpq.codes import evaluation_codes
+    from fairseq_dpq.distances import DISTANCES
+    from fairseq_dpq.normalization import Stats
 
     n, D = 32_768, 128
     query, keys = torch.randn(n, D, D_MODEL // D), torch.randn(D, K, D_MODEL // D)
-    stats = quantizer.Stats(torch.randn(D, K), torch.rand(D, K))
-    scale = quantizer._scale(stats)
-    for distance in ("dot", "euclidean", "cosine"):
+    stats = Stats(torch.randn(D, K), torch.rand(D, K))
+
+    def alone(distance: Any) -> Any:
+        with without_library():
+            return evaluation_codes(query, keys, distance, stats)
+
+    for distance in DISTANCES.values():
         sides: dict[str, Callable[[int], Any]] = {
-            "PyTorch": lambda i, x=distance: quantizer.evaluation_codes(query, keys, x, stats),
-            "native": lambda i, x=distance: native.codes(
-                query, keys, x, stats.mean, scale, torch.uint8
-            ),
+            "PyTorch": lambda i, x=distance: alone(x),
+            "native": lambda i, x=distance: evaluation_codes(query, keys, x, stats),
         }
         times = timed(sides, max(3, rounds // 40), threads)
-        title = f"Codes of {n:,} x {D_MODEL}, K = {K}, D = {D}, {distance}, {threads} thread(s)"
+        title = (
+            f"Codes of {n:,} x {D_MODEL}, K = {K}, D = {D}, {distance.name}, {threads} thread(s)"
+        )
         report.table(title, times, "PyTorch", {})
         million = statistics.median(times["native"]) * 1e6 / n
         print(f"a million rows: {million:.1f} s")

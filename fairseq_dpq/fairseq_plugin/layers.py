@@ -195,6 +195,14 @@ def form_class(kind: str) -> type[Form]:
     return type(f"Fairseq{plain.__name__}", (_FairseqForm, plain), {"__module__": __name__})
 
 
+def __getattr__(name: str) -> type[Form]:
+    """The classes of `form_class` by name: a pickle asks for them."""
+    for kind, plain in FORMS.items():
+        if name == f"Fairseq{plain.__name__}":
+            return form_class(kind)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def tie_output(output: nn.Module, parameter: str, table: nn.Module) -> None:
     """Let an output layer read `parameter` from a table at each call, instead of its own tensor.
 

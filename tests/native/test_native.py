@@ -16,7 +16,6 @@ from fairseq_dpq.codes import evaluation_codes
 from fairseq_dpq.distances import DISTANCES
 from fairseq_dpq.forms.packing import pack_codes, row_bytes, unpack_codes
 from fairseq_dpq.memory import memory_of
-from fairseq_dpq.native import reference
 from helpers.native_cases import (
     DTYPES,
     by_pytorch,
@@ -289,25 +288,3 @@ def test_the_environment_turns_it_off() -> None:
     assert done.stdout.decode().strip() == (
         "False native library: turned off by FAIRSEQ_DPQ_NATIVE=0"
     )
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_reference_looks_up_and_scores_alike(seed: int) -> None:
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
-    for _ in range(60):
-        form = random_form(rng)
-        layout = reference.Layout(
-            form.codes,
-            form.values,
-            form.sizes,
-            form.share_subspaces,
-            form.packed,
-            form.padding_idx,
-        )
-        indices = torch.randint(form.num_embeddings, (rng.choice([1, 3, 50]), 2))
-        assert torch.equal(reference.lookup(layout, indices), form(indices)), form
-        h = torch.randn(rng.choice([1, 5]), form.embedding_dim)
-        want = table_of(form).logits(h)
-        found = reference.logits(layout, h)
-        assert torch.allclose(found, want, rtol=1e-4, atol=1e-4 * form.embedding_dim**0.5), form
