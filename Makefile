@@ -16,7 +16,7 @@ export TORCH PYTHON
 BIN := $(VENV)/bin
 PYTEST := -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help setup demo test test-fast test-install test-legacy lint fix benchmarks clean
+.PHONY: help setup demo test test-fast test-install test-legacy test-sanitize lint fix benchmarks clean
 
 help:
 	@echo "make demo         train full, DPQ-SX and DPQ-VQ on a generated corpus, compact, translate, compare"
@@ -27,6 +27,7 @@ help:
 	@echo "make fix          format, and repair what the linter can"
 	@echo "make benchmarks   speed and memory, as ratios within one run"
 	@echo "make test-legacy  the tests on Python 3.10, torch 1.12.1, fairseq 0.12.2"
+	@echo "make test-sanitize  fuzz the native library under address and undefined-behaviour sanitizers"
 	@echo "make clean        remove build products and demo output, keep .venv"
 
 setup:
@@ -47,6 +48,9 @@ test-install: setup
 test-legacy:
 	VENV=$(LEGACY_VENV) bash scripts/setup_legacy.sh
 	OMP_NUM_THREADS=1 $(LEGACY_VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-sanitize:
+	python3 tests/native/sanitize.py
 
 lint: setup
 	$(BIN)/ruff format --check .

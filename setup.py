@@ -4,9 +4,17 @@ The set-up of a development checkout is scripts/setup_env.sh, called by make."""
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
+from typing import Any
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70.1
+    from wheel.bdist_wheel import bdist_wheel
 
 HERE = Path(__file__).resolve().parent
 
@@ -26,6 +34,29 @@ def read_readme() -> str:
     return readme.read_text(encoding="utf-8") if readme.exists() else ""
 
 
+class BuildWithLibrary(build_py):
+    """Builds the native library beside the modules; without a C compiler the package has none."""
+
+    def run(self) -> None:
+        super().run()
+        build = runpy.run_path(str(HERE / "fairseq_dpq" / "native" / "build.py"))
+        editable = getattr(self, "editable_mode", False)
+        root = HERE if editable else Path(self.build_lib)
+        build["main"]([str(root / "fairseq_dpq" / "native")])
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel with the library suits one platform and every Python: py3-none-PLATFORM."""
+
+    def get_tag(self) -> Any:
+        built = (
+            self.bdist_dir and Path(self.bdist_dir, "fairseq_dpq", "native", "libdpq.so").exists()
+        )
+        self.root_is_pure = not built
+        _, _, platform = super().get_tag()
+        return "py3", "none", platform
+
+
 setup(
     name="fairseq-dpq",
     version=read_version(),
@@ -35,7 +66,8 @@ setup(
     license="MIT",
     python_requires=">=3.8",
     packages=find_packages(include=["fairseq_dpq", "fairseq_dpq.*"]),
-    package_data={"fairseq_dpq": ["py.typed"]},
+    package_data={"fairseq_dpq": ["py.typed", "native/*.c", "native/*.h"]},
+    cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": PlatformWheel},
     install_requires=[
         "torch",
         "numpy",

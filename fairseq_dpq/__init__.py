@@ -9,9 +9,11 @@ from fairseq_dpq.config import DPQConfig, DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding, collect_regularizer, dpq_modules
 from fairseq_dpq.fairseq_plugin.on_import import when_fairseq_is_imported
 from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.output import CodesLinear
 from fairseq_dpq.version import __version__
 
 __all__ = [
+    "CodesLinear",
     "CompactEmbedding",
     "DPQConfig",
     "DPQConfigError",

@@ -7,8 +7,9 @@ A matrix product rounds differently with the shape of the batch, the number of t
 device, so the same token could get one code alone and another in the whole vocabulary. In
 evaluation, export and compaction a code is therefore *defined* by responses that are summed over
 one dimension after the other, in elementwise float32 operations that IEEE 754 rounds alike
-everywhere. The matrix product finds the code wherever the best response leads by more than both
-roundings can amount to. Only near ties are worked out the slow way.
+everywhere. The native library computes just that. Without it the matrix product finds the code
+wherever the best response leads by more than both roundings can amount to, and only near ties are
+worked out the slow way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fairseq_dpq import native
 from fairseq_dpq.distances import Dot
 from fairseq_dpq.normalization import Stats
 
@@ -80,6 +82,10 @@ def by_group(rows: Tensor, G: int) -> Tensor:
 def evaluation_codes(query: Tensor, keys: Tensor, distance: Dot, stats: Stats | None) -> Tensor:
     """Codes (tokens, D), int64, that do not depend on batch shape, threads or device."""
     D = query.shape[1]
+    normalization = () if stats is None else (stats.mean, stats.scale())
+    found = native.codes(query, keys, distance.name, *normalization)
+    if found is not None:
+        return found
     query, keys = query.float(), keys.float()
     bound = _lead_bound(keys, distance, stats)
     parts = [

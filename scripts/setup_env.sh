@@ -13,7 +13,7 @@ TORCH="${TORCH:-$DEFAULT_TORCH}"
 VENV="${VENV:-.venv}"
 case "$VENV" in /*) ;; *) VENV="$PWD/$VENV" ;; esac
 STAMPS="$VENV/.setup"
-STEPS=5
+STEPS=6
 step_no=0
 child=""
 
@@ -185,6 +185,9 @@ import matplotlib, pytest, safetensors, sentencepiece, tensorboard, xdist")
 
 install_and_check() { install_package && check_all; }
 
+# Without a C compiler this says so and goes on: PyTorch does the same, more slowly.
+build_native() { "$VENV/bin/python" fairseq_dpq/native/build.py; }
+
 # One set-up at a time. The lock is held by every child: it is free when all have ended. The file is
 # opened to write, because NFS has no exclusive locks on files opened to read.
 lock_python="$(command -v python3 || command -v python)" || die "no python3 found"
@@ -263,3 +266,6 @@ step dev "test and lint tools" "$(cat requirements/dev.txt)" \
   pip_install -r requirements/dev.txt -c requirements/build.txt
 step package "this checkout, and a check of the whole" "$PWD $(cat setup.py fairseq_dpq/version.py)" \
   install_and_check
+native_sources="$(cat fairseq_dpq/native/build.py fairseq_dpq/native/*.[ch] | sha)"
+[ -e fairseq_dpq/native/libdpq.so ] || rm -f "$STAMPS/native"
+step native "the native library" "$native_sources" build_native

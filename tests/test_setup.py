@@ -222,7 +222,7 @@ def test_set_up_keeps_an_environment_that_runs(tmp_path: Path, tools: Path) -> N
     (site / "pip.py").write_text("assert __name__ != '__main__'")  # can be imported, at least
     (venv / ".setup").mkdir()
     stamp = venv / ".setup" / "venv"
-    first_step = "setup: [1/5] torch==2.13.0 and the build tools\n"
+    first_step = "setup: [1/6] torch==2.13.0 and the build tools\n"
 
     def say(**variables: str) -> str:
         # As after: source .venv/bin/activate

@@ -9,6 +9,7 @@ from typing import Any, Sequence
 
 from torch import Tensor
 
+from fairseq_dpq import native
 from fairseq_dpq.checkpoints.checkpoint import (
     Checkpoint,
     keys_of,
@@ -66,6 +67,8 @@ def inspect(args: argparse.Namespace) -> None:
             print(_text(facts, args) + "\n")
     if args.json:
         print(json.dumps(out, indent=2))
+    else:
+        print(native.describe())
 
 
 def _dpq(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
-from fairseq_dpq.forms.product_codes import is_compiling
+from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.output import CodesWeight
+from fairseq_dpq.tracing import is_tracing
 
 logger = logging.getLogger("fairseq_dpq")
 
@@ -118,6 +121,7 @@ class _FairseqForm(_LoadsInFairseq):
 
     For generation the dense table is kept from the first time that a tied output layer asks for
     `weight`: decoding asks once for every token. It belongs to no state_dict, pickle or copy.
+    With FAIRSEQ_DPQ_LOGITS=codes there is none: logits come from the codes (output.py).
     """
 
     _keeps_dense = False
@@ -127,11 +131,15 @@ class _FairseqForm(_LoadsInFairseq):
         self._keeps_dense = True
 
     @property
-    def weight(self) -> Tensor:
-        """The dense table, for a tied output layer."""
+    def weight(self) -> Tensor | CodesWeight:
+        """The dense table, for a tied output layer, or what stands for it."""
         form: Any = self
         trained = any(buffer.requires_grad for buffer in form.buffers())
-        if not self._keeps_dense or trained or is_compiling():
+        if trained or is_tracing():
+            return form.dense()
+        if isinstance(form, CompactEmbedding) and logits_from_codes():
+            return CodesWeight(form)
+        if not self._keeps_dense:
             return form.dense()
         if self._dense is None:
             # Not an inference tensor, which could not be used once that mode is over.
@@ -148,7 +156,7 @@ class _FairseqForm(_LoadsInFairseq):
         super()._load_from_state_dict(*args)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dense": None}
+        return {**super().__getstate__(), "_dense": None}  # type: ignore[misc, dict-item]
 
     def __prepare_scriptable__(self) -> nn.Module:
         """TorchScript gets the layer without what only fairseq needs."""
@@ -168,6 +176,15 @@ class _FairseqForm(_LoadsInFairseq):
                     "checkpoints first, then compact the average"
                 )
         super().upgrade_state_dict_named(state_dict, name)
+
+
+def logits_from_codes() -> bool:
+    """Whether FAIRSEQ_DPQ_LOGITS asks for logits from the codes; by default they are those of the
+    dense table, bit for bit."""
+    wanted = os.environ.get("FAIRSEQ_DPQ_LOGITS", "exact")
+    if wanted not in ("codes", "exact"):
+        raise DPQConfigError(f"FAIRSEQ_DPQ_LOGITS={wanted}: must be codes or exact")
+    return wanted == "codes"
 
 
 _CLASSES: dict[str, type[Form]] = {
@@ -190,7 +207,7 @@ def tie_output(output: nn.Module, parameter: str, table: nn.Module) -> None:
     """
     cls = type(output)
 
-    def get_table(self: Any) -> Tensor:
+    def get_table(self: Any) -> Tensor | CodesWeight:
         return self.__dict__["_dpq_table"][0].weight
 
     def load(self: Any, state_dict: Any, prefix: str, *args: Any) -> None:

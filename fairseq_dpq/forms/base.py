@@ -134,6 +134,9 @@ class Form(nn.Module):
         """Bytes of the full float32 table over the bytes that are saved."""
         return 4 * self.num_embeddings * self.embedding_dim / self.saved_nbytes
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
     def extra_repr(self) -> str:
         text = f"{self.num_embeddings}, {self.embedding_dim}"
         if self.padding_idx is not None:

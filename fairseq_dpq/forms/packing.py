@@ -12,6 +12,8 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
+from fairseq_dpq import native
+
 _CHUNK_BITS = 1 << 24  # bits (one byte each while packing) held at once
 
 
@@ -36,6 +38,9 @@ def pack_codes(codes: Tensor, bits: Sequence[int]) -> Tensor:
     if len(bits) != D:
         raise ValueError(f"{len(bits)} bit widths for {D} groups; give one for each group")
     width = row_bytes(bits)
+    packed = native.pack(codes, bits, width)
+    if packed is not None:
+        return packed
     group = [j for j, b in enumerate(bits) for _ in range(b)]
     shift = [s for b in bits for s in range(b)]
     packed = torch.zeros(n, width, dtype=torch.uint8, device=codes.device)
@@ -101,6 +106,9 @@ def is_wide(bits: Sequence[int]) -> bool:
 
 def unpack_codes(packed: Tensor, bits: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Unpack a whole packed table into codes (n, D) of `dtype`, in bounded memory."""
+    found = native.unpack(packed, bits, dtype)
+    if found is not None:
+        return found
     n, D = packed.shape[0], len(bits)
     codes = torch.empty(n, D, dtype=dtype, device=packed.device)
     plan = unpack_plan(bits).to(packed.device)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fairseq_dpq import native
 from fairseq_dpq.codes import by_group, code_usage, evaluation_codes
 from fairseq_dpq.distances import DISTANCES
 from fairseq_dpq.forms.base import (
@@ -19,6 +20,8 @@ from fairseq_dpq.forms.base import (
     from_file,
     wrong_shape,
 )
+from fairseq_dpq.forms.few_ids import FewIds
+from fairseq_dpq.forms.lookup import take_rows, unpack
 from fairseq_dpq.forms.packing import (
     code_bits,
     code_dtype,
@@ -27,18 +30,12 @@ from fairseq_dpq.forms.packing import (
     pack_codes,
     row_bytes,
     unpack_codes,
-    unpack_even,
     unpack_plan,
-    unpack_rows,
 )
 from fairseq_dpq.forms.shrinking import drop_unused
 from fairseq_dpq.kmeans import ITERATIONS, kmeans
 from fairseq_dpq.sizes import MAX_K, division_problem
-
-# A value row of one of these sizes is copied as a single element, several times faster than as a
-# row of small floats. Each dtype is only ever moved, never computed with.
-_ELEMENT = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
+from fairseq_dpq.tracing import is_tracing
 
 _ROWS = 1 << 15  # rows handled at once where a table is quantised
 
@@ -69,6 +66,8 @@ class CompactEmbedding(Form):
         values: Tensor
         offsets: Tensor
         plan: Tensor
+        _fast: native.Table | FewIds | None
+    _fast = None
 
     def __init__(
         self,
@@ -98,6 +97,7 @@ class CompactEmbedding(Form):
         """Make empty buffers for groups of these numbers of codes."""
         if len(sizes) != self.D or min(sizes) < 1 or (self.share_subspaces and len(set(sizes)) > 1):
             raise ValueError(f"sizes={sizes}: give the number of codes of each of {self.D} groups")
+        self._fast = None
         self.sizes = sizes
         self.bits = [code_bits(size) for size in sizes]
         self.wide = is_wide(self.bits)
@@ -240,16 +240,48 @@ class CompactEmbedding(Form):
         return module.eval()
 
     def forward(self, indices: Tensor) -> Tensor:
+        if not torch.jit.is_scripting():
+            fast = None if is_tracing() else self._prepared()
+            found = None if fast is None else fast.lookup(indices)
+            if found is not None:
+                return found
         flat = indices.reshape(-1)
         rows = self.codes.index_select(0, flat)
         if self.packed:
-            rows = _unpack(rows, self.plan, self.wide, self.even, self.D)
+            rows = unpack(rows, self.plan, self.wide, self.even, self.D)
         rows = rows + self.offsets  # (tokens, D): rows of the value matrix
         if self.padding_idx is not None:
             pad = (flat == self.padding_idx).unsqueeze(-1)
             rows = rows.masked_fill(pad, self.value_rows)
-        out = _take_rows(self.values, rows.reshape(-1))
+        out = take_rows(self.values, rows.reshape(-1))
         return out.view(indices.shape + (self.embedding_dim,))  # noqa: RUF005, TorchScript knows no *
+
+    def _prepared(self) -> native.Table | FewIds | None:
+        """What looks rows up for these buffers; not to be used while torch is tracing."""
+        codes, values = self._buffers["codes"], self._buffers["values"]
+        known = self._fast
+        if known is None or not known.serves(codes, values, self.padding_idx):
+            try:
+                known = self._fast = self._prepare()
+            except RuntimeError:  # tensors without memory of their own, as under vmap
+                return None
+        return known
+
+    def _prepare(self) -> native.Table | FewIds:
+        codes, values = self.codes, self.values
+        shape = {"shared": self.share_subspaces, "packed": self.packed}
+        pad = self.padding_idx
+        return native.table(codes, values, self.sizes, padding_idx=pad, **shape) or FewIds(
+            codes, values, self.offsets, self.bits, self.packed, pad
+        )
+
+    def native_table(self) -> native.Table | None:
+        """This table as the native library takes it, or None where PyTorch must serve."""
+        found = None if is_tracing() else self._prepared()
+        return found if isinstance(found, native.Table) else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_fast": None}  # it points into this process's memory
 
     def unpacked_codes(self) -> Tensor:
         """Codes (n, D) in one or two bytes each."""
@@ -363,30 +395,3 @@ class CompactEmbedding(Form):
             unexpected_keys += [
                 key for key in state_dict if key.startswith(prefix) and key not in known
             ]
-
-
-def _unpack(rows: Tensor, plan: Tensor, wide: bool, even: int, D: int) -> Tensor:
-    if torch.jit.is_scripting():
-        return unpack_rows(rows, plan, wide)
-    else:  # a saved TorchScript program takes the dtype of a view for its shape
-        return unpack_even(rows, even, D) if even else unpack_rows(rows, plan, wide)
-
-
-def _take_rows(values: Tensor, rows: Tensor) -> Tensor:
-    if torch.jit.is_scripting():
-        return values.index_select(0, rows)
-    else:  # TorchScript compiles no branch that it cannot reach
-        return _take_elements(values, rows)
-
-
-def _take_elements(values: Tensor, rows: Tensor) -> Tensor:
-    kind = _ELEMENT.get(values.shape[1] * values.element_size())
-    if kind is None or values.requires_grad or is_compiling():
-        return values.index_select(0, rows)
-    return values.view(kind).view(-1).index_select(0, rows).view(-1, 1).view(values.dtype)
-
-
-def is_compiling() -> bool:
-    """Whether torch.compile or torch.export is tracing."""
-    compiler = getattr(torch, "compiler", None)
-    return compiler is not None and compiler.is_compiling()

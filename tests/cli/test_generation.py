@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_dpq.cli import compact
+from fairseq_dpq.config import DPQConfigError
 from helpers.tool_runs import TF, train
 from helpers.toy_checkpoints import load
 
@@ -143,3 +144,34 @@ def test_after_inference_mode_and_in_torchscript(small) -> None:
         scripted = torch.jit.script(model)
         # TorchScript fuses other operations of the stock model, with roundings of its own.
         torch.testing.assert_close(scripted(TOKENS, LENGTHS, TOKENS)[0], scores)
+
+
+def test_logits_from_codes_without_a_dense_table(small, monkeypatch) -> None:
+    from fairseq_dpq import CompactEmbedding
+
+    model = _model(small).eval()
+    model.make_generation_fast_()
+    scores, sentences = _scores(model), _generate(model)
+
+    def refuse(self: Any) -> torch.Tensor:
+        raise AssertionError("a dense table was built")
+
+    monkeypatch.setenv("FAIRSEQ_DPQ_LOGITS", "codes")
+    monkeypatch.setattr(CompactEmbedding, "dense", refuse)
+    for prepared in (False, True):
+        model = _model(small).eval()
+        if prepared:
+            model.make_generation_fast_()
+        found = _scores(model)
+        assert torch.allclose(found, scores, atol=1e-4) and not torch.equal(found, scores)
+        for ours, theirs in zip(_generate(model), sentences):
+            assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in theirs]
+            assert all(abs(a - b) < 1e-4 for (_, a), (_, b) in zip(ours, theirs))
+        assert model.decoder.embed_tokens._dense is None
+    assert len(copy.deepcopy(model).decoder.output_projection.weight) == scores.shape[-1]
+
+
+def test_a_wrong_word_for_the_logits_is_named(small, monkeypatch) -> None:
+    monkeypatch.setenv("FAIRSEQ_DPQ_LOGITS", "fast")
+    with pytest.raises(DPQConfigError, match="FAIRSEQ_DPQ_LOGITS=fast: must be codes or exact"):
+        _scores(_model(small))

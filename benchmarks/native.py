@@ -1,0 +1,256 @@
+"""The native library against dense tables: lookup, logits, codes; ratios within one run, medians.
+Usage: python benchmarks/native.py [--rounds N] [--part lookup|small|logits|codes] [--threads N]"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import time
+from typing import Any, Callable, Iterator
+
+import harness
+
+D_MODEL, IDS, K = 512, 4096, 32
+LOOKUP = {128: 0.50, 64: 0.40, 32: 0.33}
+PACKED = {128: 0.80, 64: 0.50, 32: 0.35}
+HALF = {128: 0.30, 64: 0.25, 32: 0.20}
+LOGITS = {1: 0.20, 5: 0.20, 64: 0.40}
+SMALL, SMALL_PACKED, SMALL_REFERENCE = 1.2, 1.5, 2.5
+
+
+def timed(
+    sides: dict[str, Callable[[int], Any]], rounds: int, threads: int, repeat: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each side: CPU time with one thread, wall time with several."""
+    if threads == 1 and repeat == 1:
+        return harness.interleaved(sides, rounds)
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(-5, rounds):
+        for name, side in sides.items():
+            start = clock()
+            for i in range(repeat):
+                side(number + i)
+            if number >= 0:
+                times[name].append((clock() - start) / repeat)
+    return times
+
+
+class Report:
+    """Rows for the table on the screen and for the JSON file."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def table(
+        self, title: str, times: dict[str, list[float]], base: str, limits: dict[str, float]
+    ) -> None:
+        cells = []
+        for name, taken in times.items():
+            found = harness.ratio(times, name, base)
+            microseconds = statistics.median(taken) * 1e6
+            limit = limits.get(name)
+            cells.append(
+                [name, f"{microseconds:.1f}", f"{found:.2f}", harness.verdict(found, limit)]
+            )
+            row = {"table": title, "side": name, "us": microseconds, "ratio": found}
+            self.rows.append({**row, "limit": limit})
+        harness.show(title, ["", "us", "ratio", "limit"], cells)
+
+
+def peers(table: Any, codes: Any, values: Any) -> dict[str, Callable[[Any], Any]]:
+    """Other compressed lookups that are installed here: torch's int8 embedding, faiss's decoder."""
+    import torch
+
+    found: dict[str, Callable[[Any], Any]] = {}
+    packed = torch.ops.quantized.embedding_bag_byte_prepack(table)
+    offsets = torch.arange(IDS)
+    found["torch int8 embedding"] = lambda ids: (
+        torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
+            packed, ids, offsets[: ids.numel()], False, 0, False, None, None, False
+        )
+    )
+    try:
+        import faiss
+    except ImportError:
+        return found
+    D = codes.shape[1]
+    pq = faiss.ProductQuantizer(D_MODEL, D, 5)
+    faiss.copy_array_to_vector(values.reshape(-1).numpy(), pq.centroids)
+    stored = pq.compute_codes(table[:IDS].numpy())
+    found["faiss decode, rows in order"] = lambda ids: pq.decode(stored[: ids.numel()])
+    return found
+
+
+def lookup(report: Report, rounds: int, threads: int, sizes: list[int]) -> None:
+    import torch
+
+    from fairseq_dpq import CompactEmbedding
+
+    for n in sizes:
+        full = torch.nn.Embedding.from_pretrained(torch.empty(n, D_MODEL).uniform_())
+        ids = [torch.randint(n, (IDS,)) for _ in range(16)]
+        floor = torch.zeros(())
+        sides: dict[str, Callable[[int], Any]] = {
+            "nn.Embedding": lambda i, full=full, ids=ids: full(ids[i % 16]),
+            "write only": lambda i, floor=floor: floor.new_empty(IDS, D_MODEL).fill_(1),
+        }
+        limits = {}
+        for D in LOOKUP:
+            codes = torch.randint(K, (n, D), dtype=torch.uint8)
+            values = torch.randn(D, K, D_MODEL // D)
+            if D == 64 and n <= 100_000:
+                for name, peer in peers(full.weight.data, codes, values).items():
+                    sides[name] = lambda i, peer=peer, ids=ids: peer(ids[i % 16])
+            for name, packed, dtype, limit in (
+                (f"D = {D}", False, torch.float32, LOOKUP[D]),
+                (f"D = {D}, packed", True, torch.float32, PACKED[D]),
+                (f"D = {D}, fp16", False, torch.float16, HALF[D]),
+            ):
+                form = CompactEmbedding.from_codes(codes, values.to(dtype), D_MODEL, packed=packed)
+                limits[name] = limit
+                sides[name] = lambda i, form=form, ids=ids: form(ids[i % 16])
+        times = timed(sides, rounds, threads)
+        title = f"Lookup of {IDS:,} ids, n = {n:,}, d = {D_MODEL}, K = {K}, {threads} thread(s)"
+        report.table(title, times, "nn.Embedding", limits)
+
+
+@contextlib.contextmanager
+def without_library() -> Iterator[None]:
+    """PyTorch alone: forms that look up first in here go on without the library."""
+    from fairseq_dpq.native import library
+
+    load, library.load = library.load, lambda: None
+    try:
+        yield
+    finally:
+        library.load = load
+
+
+def in_pytorch(form: Any) -> Any:
+    """The form, which goes on as it first looks rows up: without the library."""
+    import torch
+
+    with without_library():
+        form(torch.tensor([0]))
+    return form
+
+
+def small(report: Report, rounds: int, threads: int) -> None:
+    import torch
+
+    from fairseq_dpq import CompactEmbedding
+
+    n, D = 32_000, 128
+    full = torch.nn.Embedding(n, D_MODEL).requires_grad_(False)
+    codes = torch.randint(K, (n, D), dtype=torch.uint8)
+    values = torch.randn(D, K, D_MODEL // D)
+    forms = [
+        CompactEmbedding.from_codes(codes, values, D_MODEL, packed=packed)
+        for packed in (False, True, False, True)
+    ]
+    for count in (1, 16):
+        ids = [torch.randint(n, (count,)) for _ in range(16)]
+        modules = {"nn.Embedding": full, "native": forms[0], "native, packed": forms[1]}
+        modules["PyTorch"] = in_pytorch(forms[2])
+        modules["PyTorch, packed"] = in_pytorch(forms[3])
+        sides = {name: lambda i, m=m, ids=ids: m(ids[i % 16]) for name, m in modules.items()}
+        limits = {"native": SMALL, "native, packed": SMALL_PACKED}
+        if count == 1:
+            limits["PyTorch"] = SMALL_REFERENCE
+        times = timed(sides, rounds, 1, repeat=200)
+        report.table(f"Lookup of {count} id(s), n = {n:,}, D = {D}", times, "nn.Embedding", limits)
+
+
+def logits(report: Report, rounds: int, threads: int) -> None:
+    import torch
+
+    from fairseq_dpq import CodesLinear, CompactEmbedding
+    from fairseq_dpq.output import _by_partial_sums
+
+    n = 32_000
+    for batch, limit in LOGITS.items():
+        table = torch.randn(n, D_MODEL)
+        h = torch.randn(batch, D_MODEL)
+        sides: dict[str, Callable[[int], Any]] = {
+            "dense product": lambda i, h=h, table=table: torch.nn.functional.linear(h, table)
+        }
+        limits = {}
+        for D in (64, 128):
+            codes = torch.randint(K, (n, D), dtype=torch.uint8)
+            values = torch.randn(D, K, D_MODEL // D)
+            for packed in (False, True):
+                form = CompactEmbedding.from_codes(codes, values, D_MODEL, packed=packed)
+                name = f"D = {D}{', packed' if packed else ''}"
+                limits[name] = limit
+                output = CodesLinear(form)
+                sides[name] = lambda i, layer=output, h=h: layer(h)
+                if not packed:
+                    sides[f"D = {D}, PyTorch"] = lambda i, f=form, h=h: _by_partial_sums(f, h)
+        times = timed(sides, max(10, rounds // 4), threads)
+        title = f"Logits of {batch} row(s), n = {n:,}, d = {D_MODEL}, K = {K}, {threads} thread(s)"
+        report.table(title, times, "dense product", limits)
+
+
+def codes(report: Report, rounds: int, threads: int) -> None:
+    import torch
+
+    from fairseq_dpq.codes import evaluation_codes
+    from fairseq_dpq.distances import DISTANCES
+    from fairseq_dpq.normalization import Stats
+
+    n, D = 32_768, 128
+    query, keys = torch.randn(n, D, D_MODEL // D), torch.randn(D, K, D_MODEL // D)
+    stats = Stats(torch.randn(D, K), torch.rand(D, K))
+
+    def alone(distance: Any) -> Any:
+        with without_library():
+            return evaluation_codes(query, keys, distance, stats)
+
+    for distance in DISTANCES.values():
+        sides: dict[str, Callable[[int], Any]] = {
+            "PyTorch": lambda i, x=distance: alone(x),
+            "native": lambda i, x=distance: evaluation_codes(query, keys, x, stats),
+        }
+        times = timed(sides, max(3, rounds // 40), threads)
+        title = (
+            f"Codes of {n:,} x {D_MODEL}, K = {K}, D = {D}, {distance.name}, {threads} thread(s)"
+        )
+        report.table(title, times, "PyTorch", {})
+        million = statistics.median(times["native"]) * 1e6 / n
+        print(f"a million rows: {million:.1f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200, help="rounds that count")
+    parser.add_argument("--part", nargs="*", default=["lookup", "small", "logits", "codes"])
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[32_000, 1_000_000])
+    args = parser.parse_args()
+    harness.steady()
+
+    import torch
+
+    from fairseq_dpq import native
+
+    print(native.describe())
+    torch.manual_seed(0)
+    report = Report()
+    with torch.no_grad():
+        for threads in args.threads:
+            torch.set_num_threads(threads)
+            if "lookup" in args.part:
+                lookup(report, args.rounds, threads, args.sizes)
+            if "small" in args.part and threads == 1:
+                small(report, args.rounds, threads)
+            if "logits" in args.part:
+                logits(report, args.rounds, threads)
+            if "codes" in args.part:
+                codes(report, args.rounds, threads)
+    harness.write("native", report.rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+/* The exported functions: arguments are checked here, once per call; kernels trust them. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+#ifndef DPQ_HASH
+#define DPQ_HASH ""
+#endif
+
+#define PARTIAL_FLOATS (1 << 16) /* of partial sums held at once: 256 KB, so that they stay in cache */
+#define GRAIN_BYTES (1 << 19)    /* of output per thread, at least */
+
+static const dpq_kernels *kernels(void) {
+    static const dpq_kernels *picked;
+    const dpq_kernels *found = __atomic_load_n(&picked, __ATOMIC_ACQUIRE);
+    if (found) return found;
+    found = &dpq_kernels_baseline;
+#ifdef DPQ_X86_VARIANTS
+    __builtin_cpu_init();
+    const char *wanted = getenv("FAIRSEQ_DPQ_NATIVE_VARIANT");
+    int level = !wanted ? 2 : strcmp(wanted, "baseline") == 0 ? 0 : strcmp(wanted, "avx2") == 0 ? 1 : 2;
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (level > 0 && avx2) found = &dpq_kernels_avx2;
+    if (level > 1 && avx2 && avx512) found = &dpq_kernels_avx512;
+#endif
+    __atomic_store_n(&picked, found, __ATOMIC_RELEASE);
+    return found;
+}
+
+const char *dpq_variant(void) { return kernels()->name; }
+
+const char *dpq_source_hash(void) { return DPQ_HASH; }
+
+int64_t dpq_prepare(dpq_table *table) {
+    if (!table || table->n < 0 || table->D < 1 || table->size < 1 || table->value_rows < 1 ||
+        !table->first || !table->last || !table->values || (table->n && !table->codes) ||
+        table->padding < -1 || table->padding >= table->n || table->value_type < DPQ_FLOAT32 ||
+        table->value_type > DPQ_BFLOAT16 || table->code_bytes < 0 || table->code_bytes > 2 ||
+        (!table->code_bytes && !table->bits)) {
+        return DPQ_BAD_TABLE;
+    }
+    int64_t total = 0;
+    table->step = table->D > 1 ? table->first[1] - table->first[0] : 0;
+    table->width = table->code_bytes ? 0 : table->bits[0];
+    table->largest = 0;
+    table->smallest = 32767;
+    table->checked = 0;
+    for (int64_t j = 0; j < table->D; j++) {
+        int64_t first = table->first[j], last = table->last[j];
+        if (first < 0 || last > 32767 || first > table->value_rows - 1 - last) return DPQ_BAD_TABLE;
+        if (first != table->first[0] + j * table->step) table->step = -1;
+        if (last > table->largest) table->largest = (int32_t)last;
+        if (last < table->smallest) table->smallest = (int32_t)last;
+        int width = 8 * table->code_bytes;
+        if (!width) {
+            width = table->bits[j];
+            if (width > 15) return DPQ_BAD_TABLE;
+            if (width != table->width) table->width = 0;
+        }
+        total += width;
+        if (last + 1 < (int64_t)1 << width) table->checked = 1;
+    }
+    if (table->step < 0) table->step = -1;
+    if (table->row_bytes < (total + 7) / 8) return DPQ_BAD_TABLE;
+    /* Products of these sizes are formed below; none may overflow. */
+    if (table->row_bytes > INT64_MAX / 8 / (table->n + 1)) return DPQ_BAD_TABLE;
+    if (table->size > INT64_MAX / 8 / (table->value_rows + 1)) return DPQ_BAD_TABLE;
+    return table->size > INT64_MAX / 64 / table->D ? DPQ_BAD_TABLE : 0;
+}
+
+int64_t dpq_lookup(const dpq_table *table, const void *indices, int64_t count, int32_t index_bytes,
+                   void *out, int32_t threads) {
+    if (count <= 0) return 0;
+    const dpq_kernels *set = kernels();
+    int64_t bad = set->check_indices(indices, count, index_bytes, table->n);
+    if (bad >= 0) return -1 - bad;
+    dpq_lookup_job job = {table, indices, out, index_bytes};
+    int64_t grain = GRAIN_BYTES / (table->D * table->size * dpq_element_bytes(table)) + 1;
+    return dpq_parallel(set->lookup, &job, count, grain, threads);
+}
+
+/* Rows [0, lanes) of h (lanes, d) side by side: (d, width). */
+static void interleave(const float *h, int64_t lanes, int64_t d, int64_t width, float *out) {
+    for (int64_t i = 0; i < d; i++) {
+        for (int64_t w = 0; w < width; w++) out[i * width + w] = w < lanes ? h[w * d + i] : 0;
+    }
+}
+
+int64_t dpq_logits(const dpq_table *table, const float *h, int64_t batch, float *out,
+                   int32_t threads) {
+    if (batch <= 0 || table->n == 0) return 0;
+    const dpq_kernels *set = kernels();
+    int64_t d = table->D * table->size, n = table->n, codes = table->largest + 1;
+    int permute = set->logits_permute && table->code_bytes < 2 && codes <= 64;
+    if (permute) codes = codes <= 32 ? 32 : 64;
+    int64_t most = batch < DPQ_LANES ? batch : DPQ_LANES;
+    if (!permute) { /* a single group of many codes must fit, too */
+        while (most > 1 && codes * most > PARTIAL_FLOATS) most = most > 8 ? 8 : most > 4 ? 4 : 1;
+    }
+    int64_t room = permute || most == 1 ? most : most <= 4 ? 4 : most <= 8 ? 8 : DPQ_LANES;
+    int64_t tile = PARTIAL_FLOATS / (codes * room) / 8 * 8;
+    tile = tile < 8 ? 8 : tile > DPQ_TILE ? DPQ_TILE : tile;
+    if (codes * room * 8 > PARTIAL_FLOATS) tile = 1;
+    if (tile > table->D) tile = table->D;
+    float *partial = calloc((size_t)(tile * codes * room), sizeof(float));
+    float *side = malloc((size_t)(d * DPQ_LANES) * sizeof(float));
+    int64_t result = partial && side ? 0 : DPQ_NO_MEMORY;
+    for (int64_t b = 0; b < batch && !result; b += most) {
+        int64_t lanes = batch - b < most ? batch - b : most;
+        int64_t width = lanes == 1 ? 1 : DPQ_LANES;
+        int64_t floats = lanes == 1 ? 1 : lanes <= 4 ? 4 : lanes <= 8 ? 8 : DPQ_LANES;
+        interleave(h + b * d, lanes, d, width, side);
+        for (int64_t from = 0; from < table->D && !result; from += tile) {
+            int64_t to = from + tile < table->D ? from + tile : table->D;
+            dpq_partial_job sums = {table, side, partial, from, to, lanes, width, 0, 0, 0};
+            dpq_logits_job job = {table, partial, out + b * n, from, to, lanes, floats, 0};
+            if (permute) {
+                sums.group_pitch = job.pitch = codes;
+                sums.code_pitch = 1;
+                sums.lane_pitch = codes * (to - from);
+            } else {
+                sums.group_pitch = job.pitch = codes * floats;
+                sums.code_pitch = floats;
+                sums.lane_pitch = 1;
+            }
+            set->partial(&sums);
+            int64_t grain = (1 << 21) / ((to - from) * (lanes + 4)) + 64;
+            result = dpq_parallel(permute ? set->logits_permute : set->logits, &job, n, grain,
+                                  threads);
+        }
+    }
+    free(partial);
+    free(side);
+    if (!result && table->padding >= 0) {
+        for (int64_t b = 0; b < batch; b++) out[b * n + table->padding] = 0;
+    }
+    return result;
+}
+
+/* Keys divided by their norms, in the order that defines codes. */
+static float *unit_keys(const dpq_query *query) {
+    int64_t rows = query->G * query->K, size = query->key_dim;
+    float *out = malloc((size_t)(rows * size) * sizeof(float));
+    if (!out) return NULL;
+    for (int64_t r = 0; r < rows; r++) {
+        const float *key = query->keys + r * size;
+        float total = key[0] * key[0];
+        for (int64_t i = 1; i < size; i++) total = total + key[i] * key[i];
+        float norm = sqrtf(total);
+        norm = norm < 1e-12f ? 1e-12f : norm;
+        for (int64_t i = 0; i < size; i++) out[r * size + i] = key[i] / norm;
+    }
+    return out;
+}
+
+int64_t dpq_codes(const dpq_query *query, int32_t threads) {
+    if (query->tokens < 0 || query->D < 1 || query->key_dim < 1 || query->K < 1 ||
+        query->K > 32768 || (query->G != 1 && query->G != query->D) ||
+        (query->mean && query->stat_groups != 1 && query->stat_groups != query->D) ||
+        query->stride < query->D * query->key_dim || (query->out_bytes == 1 && query->K > 256)) {
+        return DPQ_BAD_TABLE;
+    }
+    if (query->tokens == 0) return 0;
+    dpq_query job = *query;
+    float *units = NULL;
+    if (job.distance == DPQ_COSINE) {
+        units = unit_keys(query);
+        if (!units) return DPQ_NO_MEMORY;
+        job.keys = units;
+    }
+    int64_t grain = (1 << 22) / (job.D * job.K * (job.key_dim + 4)) + 64;
+    int64_t result = dpq_parallel(kernels()->codes, &job, job.tokens, grain, threads);
+    free(units);
+    return result;
+}
+
+static int packable(int64_t n, int64_t D, const uint8_t *bits, int64_t row_bytes, int32_t bytes,
+                    dpq_packing_job *job) {
+    if (n < 0 || D < 1 || (bytes != 1 && bytes != 2 && bytes != 8)) return 0;
+    int64_t total = 0;
+    job->width = bits[0];
+    for (int64_t j = 0; j < D; j++) {
+        if (bits[j] > 15) return 0;
+        if (bits[j] != job->width) job->width = 0;
+        total += bits[j];
+    }
+    return row_bytes >= (total + 7) / 8;
+}
+
+int64_t dpq_pack(const void *codes, int32_t code_bytes, int64_t n, int64_t D, const uint8_t *bits,
+                 int64_t row_bytes, uint8_t *out, int32_t threads) {
+    dpq_packing_job job = {codes, out, bits, D, row_bytes, n, code_bytes, 0};
+    if (!packable(n, D, bits, row_bytes, code_bytes, &job)) return DPQ_BAD_TABLE;
+    return dpq_parallel(kernels()->pack, &job, n, GRAIN_BYTES / D + 1, threads);
+}
+
+int64_t dpq_unpack(const uint8_t *packed, int64_t n, int64_t D, const uint8_t *bits,
+                   int64_t row_bytes, void *out, int32_t code_bytes, int32_t threads) {
+    dpq_packing_job job = {packed, out, bits, D, row_bytes, n, code_bytes, 0};
+    if (!packable(n, D, bits, row_bytes, code_bytes, &job)) return DPQ_BAD_TABLE;
+    return dpq_parallel(kernels()->unpack, &job, n, GRAIN_BYTES / D + 1, threads);
+}

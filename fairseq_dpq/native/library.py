@@ -1,0 +1,89 @@
+"""Finds and loads the native library; without it, everything works in PyTorch, more slowly."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from fairseq_dpq.native import build
+
+logger = logging.getLogger("fairseq_dpq")
+
+BAD_TABLE = -(1 << 63)
+NO_MEMORY = BAD_TABLE + 1
+
+_POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_SIGNATURES: dict[str, list[Any]] = {
+    "dpq_prepare": [_POINTER],
+    "dpq_lookup": [_POINTER, _POINTER, _INT64, _INT32, _POINTER, _INT32],
+    "dpq_logits": [_POINTER, _POINTER, _INT64, _POINTER, _INT32],
+    "dpq_codes": [_POINTER, _INT32],
+    "dpq_pack": [_POINTER, _INT32, _INT64, _INT64, _POINTER, _INT64, _POINTER, _INT32],
+    "dpq_unpack": [_POINTER, _INT64, _INT64, _POINTER, _INT64, _POINTER, _INT32, _INT32],
+}
+
+
+class TableStruct(ctypes.Structure):
+    """dpq_table of dpq.h."""
+
+    _fields_ = [
+        *[(name, _POINTER) for name in ("codes", "values", "first", "last", "bits")],
+        *[(name, _INT64) for name in ("n", "D", "row_bytes", "value_rows", "size", "padding")],
+        *[(name, _INT32) for name in ("code_bytes", "value_type")],
+        ("step", _INT64),
+        *[(name, _INT32) for name in ("width", "checked", "largest", "smallest")],
+    ]
+
+
+class QueryStruct(ctypes.Structure):
+    """dpq_query of dpq.h."""
+
+    _fields_ = [
+        *[(name, _POINTER) for name in ("query", "keys", "mean", "scale", "out")],
+        *[(name, _INT64) for name in ("tokens", "stride", "D", "key_dim", "G", "K")],
+        ("stat_groups", _INT64),
+        *[(name, _INT32) for name in ("distance", "out_bytes")],
+    ]
+
+
+@functools.lru_cache(maxsize=None)
+def load() -> Any:
+    """The library, or None; why not is logged once. FAIRSEQ_DPQ_NATIVE=0 turns it off."""
+    if os.environ.get("FAIRSEQ_DPQ_NATIVE", "1") == "0":
+        return None
+    path = Path(__file__).resolve().parent / build.NAME
+    if not path.exists():
+        logger.info("the native library is not built: lookups use PyTorch, which is slower")
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+        library.dpq_source_hash.restype = ctypes.c_char_p
+        library.dpq_variant.restype = ctypes.c_char_p
+        found = library.dpq_source_hash().decode()
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, _INT64
+    except (OSError, AttributeError) as error:
+        logger.info(f"the native library does not load, PyTorch is used: {error}")
+        return None
+    if found != build.source_hash():
+        logger.info(
+            "the native library does not match its sources, PyTorch is used; "
+            "install the package again to rebuild it"
+        )
+        return None
+    return library
+
+
+def describe() -> str:
+    """One line about the library, for `inspect` and bug reports."""
+    library = load()
+    if library is not None:
+        return f"native library: {library.dpq_variant().decode()}"
+    if os.environ.get("FAIRSEQ_DPQ_NATIVE", "1") == "0":
+        return "native library: turned off by FAIRSEQ_DPQ_NATIVE=0"
+    return "native library: not available, PyTorch is used"

@@ -1,0 +1,163 @@
+"""A compact table as the library sees it: pointers and sizes, checked once and then reused."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from fairseq_dpq.memory import Unchanged
+from fairseq_dpq.native import library
+from fairseq_dpq.tracing import is_tracing
+
+_VALUE_TYPE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_CODE_BYTES = {torch.uint8: 1, torch.int16: 2}
+_INDEX_BYTES = {torch.int64: 8, torch.int32: 4}
+_SMALL = 128  # indices for which the number of threads is not even asked: one does
+_LARGEST_CODE = 32767
+
+
+class Table:
+    """Looks rows up and computes logits from codes (n, D or packed bytes) and values.
+
+    It keeps both tensors alive, because the library reads their memory; the caller asks `serves`
+    before each call, and does not call while torch is tracing. The methods return None where the
+    library cannot serve: a gradient wanted, an input on another device. The caller then falls back
+    to PyTorch.
+    """
+
+    def __init__(
+        self,
+        codes: Tensor,
+        values: Tensor,
+        sizes: Sequence[int],
+        *,
+        shared: bool,
+        packed: bool,
+        padding_idx: int | None,
+    ) -> None:
+        lib = library.load()
+        assert lib is not None
+        D, size = len(sizes), values.shape[1]
+        first = [0] * D
+        for j in range(1, D):
+            first[j] = 0 if shared else first[j - 1] + sizes[j - 1]
+        # Arrays that the C struct points at live as long as this object.
+        self._first = (ctypes.c_int64 * D)(*first)
+        self._last = (ctypes.c_uint16 * D)(*[s - 1 for s in sizes])
+        self._bits = (ctypes.c_uint8 * D)(*[(s - 1).bit_length() for s in sizes])
+        self._struct = library.TableStruct(
+            codes=codes.data_ptr(),
+            values=values.data_ptr(),
+            first=ctypes.addressof(self._first),
+            last=ctypes.addressof(self._last),
+            bits=ctypes.addressof(self._bits),
+            n=codes.shape[0],
+            D=D,
+            row_bytes=codes.shape[1] * codes.element_size(),
+            value_rows=values.shape[0],
+            size=size,
+            padding=-1 if padding_idx is None else padding_idx,
+            code_bytes=0 if packed else _CODE_BYTES[codes.dtype],
+            value_type=_VALUE_TYPE[values.dtype],
+        )
+        self._address = ctypes.addressof(self._struct)
+        if lib.dpq_prepare(self._address):
+            raise ValueError("the native library refuses this table")
+        self._lookup, self._logits = lib.dpq_lookup, lib.dpq_logits
+        self._tensors, self._values = Unchanged(codes, values), values
+        self.n, self.d = codes.shape[0], D * size
+        self._row = torch.Size((self.d,))
+        self._padding_idx = padding_idx
+
+    def serves(self, codes: Tensor | None, values: Tensor | None, padding_idx: int | None) -> bool:
+        """Whether the table was made for these, and the tensors' memory is still the same."""
+        return padding_idx == self._padding_idx and self._tensors.are(codes, values)
+
+    def lookup(self, indices: Tensor) -> Tensor | None:
+        """The rows of indices of any shape."""
+        width = _INDEX_BYTES.get(indices.dtype)
+        if width is None or type(indices) is not Tensor or not indices.is_cpu:
+            return None
+        values = self._values
+        if values.requires_grad:
+            return None
+        try:
+            if not indices.is_contiguous():
+                indices = indices.contiguous()
+            out = values.new_empty(indices.shape + self._row)
+            count = indices.numel()
+            threads = 1 if count <= _SMALL else torch.get_num_threads()
+            code = self._lookup(
+                self._address, indices.data_ptr(), count, width, out.data_ptr(), threads
+            )
+        except RuntimeError:  # a tensor without memory of its own, as under vmap
+            return None
+        if code:
+            self._raise(code, indices)
+        return out
+
+    def logits(self, h: Tensor) -> Tensor | None:
+        """h (..., d) times the transposed table: (..., n), in h's dtype, summed in float32."""
+        if h.dtype not in _VALUE_TYPE or h.shape[-1] != self.d:
+            return None
+        if (
+            type(h) not in (Tensor, torch.nn.Parameter)
+            or not h.is_cpu
+            or self._values.requires_grad
+            or (h.requires_grad and torch.is_grad_enabled())
+        ):
+            return None
+        try:
+            rows = aligned(h.detach().float())
+            out = rows.new_empty((*h.shape[:-1], self.n))
+            batch = rows.numel() // self.d
+            threads = torch.get_num_threads()
+            code = self._logits(self._address, rows.data_ptr(), batch, out.data_ptr(), threads)
+        except RuntimeError:
+            return None
+        if code:
+            self._raise(code, None)
+        return out.to(h.dtype)
+
+    def _raise(self, code: int, indices: Tensor | None) -> None:
+        if code == library.NO_MEMORY:
+            raise MemoryError("the native library has no memory for partial sums")
+        if code < 0 and indices is not None:
+            index = int(indices.reshape(-1)[-1 - code])
+            raise IndexError(f"index {index} is out of range: the table has {self.n} rows")
+        raise IndexError(
+            f"row {code - 1} of the table has a code that its group does not have: "
+            "the codes are damaged"
+        )
+
+
+def table(
+    codes: Tensor,
+    values: Tensor,
+    sizes: Sequence[int],
+    *,
+    shared: bool,
+    packed: bool,
+    padding_idx: int | None,
+) -> Table | None:
+    """A `Table` of these tensors, or None where the library is missing or cannot serve them."""
+    if library.load() is None or is_tracing():
+        return None
+    if not (codes.is_cpu and values.is_cpu and codes.is_contiguous() and values.is_contiguous()):
+        return None
+    if type(codes) is not Tensor or type(values) is not Tensor:
+        return None
+    if values.dtype not in _VALUE_TYPE or max(sizes) - 1 > _LARGEST_CODE or not values.numel():
+        return None
+    if codes.dtype not in _CODE_BYTES or (packed and codes.dtype is not torch.uint8):
+        return None
+    return Table(codes, values, sizes, shared=shared, packed=packed, padding_idx=padding_idx)
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, contiguous and aligned to its elements, copied only if it is not."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor

@@ -1,0 +1,15 @@
+"""Whether torch only records what is done, so that nothing may depend on the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_jit_tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
+_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+
+
+def is_tracing() -> bool:
+    """Whether torch.compile, torch.export or torch.jit.trace is at work."""
+    return _compiling() or _jit_tracing() is not None

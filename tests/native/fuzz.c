@@ -1,0 +1,134 @@
+/* Calls every exported function with random shapes, good and damaged data, and buffers of exactly the
+ * size that each call may touch, so that a sanitizer sees one byte too many. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dpq.h"
+
+static uint64_t state = 88172645463325252u;
+
+static int64_t below(int64_t limit) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return (int64_t)(state % (uint64_t)limit);
+}
+
+static void *bytes(int64_t size) {
+    uint8_t *out = malloc((size_t)(size ? size : 1));
+    for (int64_t i = 0; i < size; i++) out[i] = (uint8_t)below(256);
+    return out;
+}
+
+static float *floats(int64_t count) {
+    float *out = malloc((size_t)(count ? count : 1) * sizeof(float));
+    for (int64_t i = 0; i < count; i++) out[i] = (float)(below(17) - 8);
+    if (count && below(20) == 0) out[below(count)] = __builtin_nanf("");
+    return out;
+}
+
+static int64_t pick(const int64_t *from, int64_t count) { return from[below(count)]; }
+#define PICK(...) \
+    pick((int64_t[]){__VA_ARGS__}, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+
+static int64_t failures;
+static void expect(int good, const char *what) {
+    if (good) return;
+    failures++;
+    fprintf(stderr, "wrong: %s\n", what);
+}
+
+static void fuzz_table(void) {
+    int64_t D = PICK(1, 2, 3, 7, 8, 16, 17, 65, 300), n = PICK(0, 1, 2, 15, 64, 65, 130);
+    int64_t most = PICK(1, 2, 5, 32, 33, 64, 200, 256, 300, 4000), size = PICK(1, 2, 3, 4, 8, 16, 33);
+    int shared = below(3) == 0, packed = below(2) == 0, damaged = below(3) == 0;
+    int64_t *first = malloc((size_t)D * sizeof *first), rows = 0, total = 0;
+    uint16_t *last = malloc((size_t)D * sizeof *last);
+    uint8_t *bits = malloc((size_t)D);
+    int uneven = !shared && below(2) == 0;
+    for (int64_t j = 0; j < D; j++) {
+        int64_t own = uneven ? 1 + below(most) : most;
+        first[j] = shared ? 0 : rows;
+        rows = shared ? own : rows + own;
+        last[j] = (uint16_t)(own - 1);
+        bits[j] = 0;
+        while ((int64_t)1 << bits[j] < own) bits[j]++;
+        total += bits[j];
+    }
+    int32_t code_bytes = packed ? 0 : most <= 256 ? 1 : 2;
+    int64_t row_bytes = packed ? (total + 7) / 8 : D * code_bytes;
+    if (row_bytes == 0) row_bytes = 1;
+    uint8_t *codes = bytes(n * row_bytes);
+    if (!damaged) {
+        int64_t *good = malloc((size_t)(n * D + 1) * sizeof *good);
+        for (int64_t i = 0; i < n * D; i++) good[i] = below(last[i % D] + 1);
+        if (packed) {
+            expect(dpq_pack(good, 8, n, D, bits, row_bytes, codes, 2) == 0, "pack");
+            int64_t *back = malloc((size_t)(n * D + 1) * sizeof *back);
+            expect(dpq_unpack(codes, n, D, bits, row_bytes, back, 8, 2) == 0, "unpack");
+            expect(!memcmp(back, good, (size_t)(n * D) * sizeof *back), "unpacked codes");
+            free(back);
+        } else {
+            for (int64_t i = 0; i < n * D; i++) memcpy(codes + i * code_bytes, &good[i], (size_t)code_bytes);
+        }
+        free(good);
+    }
+    int32_t type = (int32_t)below(3);
+    int64_t element = type == DPQ_FLOAT32 ? 4 : 2;
+    uint8_t *values = bytes(rows * size * element);
+    dpq_table table = {.codes = codes, .values = values, .first = first, .last = last, .bits = bits,
+                       .n = n, .D = D, .row_bytes = row_bytes, .value_rows = rows, .size = size,
+                       .padding = n && below(2) ? below(n) : -1, .code_bytes = code_bytes,
+                       .value_type = type};
+    expect(dpq_prepare(&table) == 0, "prepare");
+    int64_t count = n ? below(40) : 0;
+    int32_t width = below(2) ? 8 : 4, threads = 1 + (int32_t)below(3);
+    uint8_t *indices = malloc((size_t)(count * width + 1));
+    int64_t bad = -1;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t index = below(n);
+        if (below(300) == 0) {
+            index = below(2) ? -1 : n;
+            bad = bad < 0 ? i : bad;
+        }
+        memcpy(indices + i * width, &index, (size_t)width);
+    }
+    uint8_t *out = malloc((size_t)(count * D * size * element + 1));
+    int64_t code = dpq_lookup(&table, indices, count, width, out, threads);
+    expect(bad >= 0 ? code == -1 - bad : damaged ? code >= 0 && code <= n : code == 0, "lookup");
+    int64_t batch = PICK(0, 1, 2, 4, 5, 16, 17);
+    float *h = floats(batch * D * size), *logits = malloc((size_t)(batch * n + 1) * sizeof(float));
+    code = dpq_logits(&table, h, batch, logits, threads);
+    expect(damaged ? code >= 0 && code <= n : code == 0, "logits");
+    table.value_rows = first[D - 1] + last[D - 1];
+    expect(dpq_prepare(&table) == DPQ_BAD_TABLE, "too few values");
+    free(h), free(logits), free(out), free(indices), free(values), free(codes);
+    free(first), free(last), free(bits);
+}
+
+static void fuzz_codes(void) {
+    int64_t tokens = PICK(0, 1, 2, 63, 64, 65, 130), D = PICK(1, 2, 5), size = PICK(1, 2, 3, 4, 8, 9, 16, 30);
+    int64_t K = PICK(1, 2, 7, 32, 300), G = below(2) ? 1 : D, stats = below(2) ? 1 : D;
+    int32_t width = K > 256 ? (int32_t)PICK(2, 8) : (int32_t)PICK(1, 2, 8);
+    float *query = floats(tokens * D * size), *keys = floats(G * K * size);
+    float *mean = floats(stats * K), *scale = floats(stats * K);
+    uint8_t *out = malloc((size_t)(tokens * D * width + 1));
+    int given = below(2) == 0;
+    dpq_query job = {.query = query, .keys = keys, .mean = given ? mean : NULL,
+                     .scale = given ? scale : NULL, .out = out, .tokens = tokens,
+                     .stride = D * size, .D = D, .key_dim = size, .G = G, .K = K,
+                     .stat_groups = stats, .distance = (int32_t)below(3), .out_bytes = width};
+    expect(dpq_codes(&job, 1 + (int32_t)below(3)) == 0, "codes");
+    for (int64_t i = 0; i < tokens * D; i++) {
+        int64_t code = 0;
+        memcpy(&code, out + i * width, (size_t)width);
+        expect(code >= 0 && code < K, "a code in range");
+    }
+    free(query), free(keys), free(mean), free(scale), free(out);
+}
+
+int main(int count, char **arguments) {
+    long rounds = count > 1 ? atol(arguments[1]) : 3000;
+    for (long i = 0; i < rounds; i++) fuzz_table(), fuzz_codes();
+    printf("%s: %ld rounds, %ld failures\n", dpq_variant(), rounds, (long)failures);
+    return failures != 0;
+}
