@@ -119,7 +119,9 @@ def test_a_language_models_size_flag_is_named(lm, tmp_path) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_decoders_K_without_a_decoders_table(corpus, joined, tmp_path, shared) -> None:
-    message = r"--dpq-decoder-K 5 has no effect: .*DPQ .encoder.embed_tokens. .*--dpq-embeddings all"
+    message = (
+        r"--dpq-decoder-K 5 has no effect: .*DPQ .encoder.embed_tokens. .*--dpq-embeddings all"
+    )
     dpq = "--dpq-K 8 --dpq-D 4 --dpq-decoder-K 5"
     flags = [*TRANSFORMER, "--share-all-embeddings"] if shared else TRANSFORMER
     with pytest.raises(DPQConfigError, match=message):
