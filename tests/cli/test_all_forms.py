@@ -24,6 +24,8 @@ FLAGS = {
     "scalar": ["--form", "scalar", "--bits", "3"],
     "low_rank": ["--form", "low_rank", "--dpq-rank", "6"],
 }
+# Squared; the tables are almost random. Half a bit for each number, 3 bits, rank 6 of 32.
+LARGEST_ERROR = {"product_codes": 0.6, "scalar": 0.035, "low_rank": 0.65}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def test_quantize_generate_inspect_export(kind: str, corpus, full, tmp_path, cap
         table = original[f"{row['path']}.weight"]
         error = (tables[row["path"]] - table).pow(2).sum() / table.pow(2).sum()
         assert row["relative_error"] == pytest.approx(float(error), rel=1e-3)
-        assert 0.001 < row["relative_error"] < 0.9
+        assert 0.01 < row["relative_error"] < LARGEST_ERROR[kind]
     (words, scores), (same_words, same_scores) = (_best(corpus, path) for path in (small, dense))
     assert words == same_words and scores == pytest.approx(same_scores, abs=1e-4)
     assert scores != pytest.approx(_best(corpus, full)[1], abs=1e-4)
