@@ -6,10 +6,11 @@ imports `--user-dir fairseq_dpq`, or when the program itself imports fairseq, be
 
 from fairseq_dpq.codes import code_usage
 from fairseq_dpq.config import DPQConfig, DPQConfigError
-from fairseq_dpq.embedding import DPQEmbedding, collect_regularizer, dpq_modules
+from fairseq_dpq.embedding import DPQEmbedding, dpq_modules
 from fairseq_dpq.fairseq_plugin.on_import import when_fairseq_is_imported
 from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.output import CodesLinear
+from fairseq_dpq.regularizer import collect_regularizer
 from fairseq_dpq.version import __version__
 
 __all__ = [

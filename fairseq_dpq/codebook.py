@@ -27,6 +27,10 @@ class Codebook:
         keys, values = self.keys.float(), self.values.float()
         return (keys.clone(), values.clone()) if copy else (keys, values)
 
+    def one_number(self) -> Tensor:
+        """A number that keys and values take part in, also where rows are plain."""
+        return self.keys.flatten()[0].float() + self.values.flatten()[0].float()
+
 
 class Penalty(NamedTuple):
     """The regulariser of one forward pass, as sums over its tokens."""

@@ -6,29 +6,28 @@ caches, statistics over workers. The rest is the method's (methods/).
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import warnings
-from typing import Any, Callable, ContextManager, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_dpq.codebook import Codebook, Penalty
+from fairseq_dpq.codebook import Codebook
 from fairseq_dpq.codes import code_usage
 from fairseq_dpq.config import DPQConfig
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.packing import code_dtype
 from fairseq_dpq.initialization import draw_like, real_rows
+from fairseq_dpq.precision import float32_math
+from fairseq_dpq.regularizer import Penalties
 from fairseq_dpq.statistics import (
     ResponseStatistics,
     WarmUp,
+    all_were_set,
     apply_all,
-    copy_from_first_worker,
 )
 
-_UNCOLLECTED = 64  # forward passes whose regulariser may wait to be collected
 _ROWS = 1 << 15  # vocabulary rows handled at once where the whole table is needed
 
 
@@ -91,8 +90,7 @@ class DPQEmbedding(nn.Module):
                 empty = torch.zeros(shape, dtype=torch.float32, device=device)
                 self.register_buffer(name, empty)
 
-        self._penalties: list[Penalty] = []
-        self._warned = False
+        self.penalties = Penalties()
         self._table_cache: tuple[Any, Tensor] | None = None
         self._frozen_codes: Tensor | None = None
         self.reset_parameters()
@@ -184,7 +182,7 @@ class DPQEmbedding(nn.Module):
                 position = None
             else:
                 flat = flat.index_select(0, position)
-        with _float32(self.query.device):
+        with float32_math(self.query.device):
             rows = F.embedding(flat, self.query, sparse=self.config.sparse)
             out = self._train(rows, flat) if self.training else self._evaluate(rows, flat)
         out = out.to(self.query.dtype)
@@ -196,13 +194,13 @@ class DPQEmbedding(nn.Module):
     def _train(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """Embeddings (tokens, d), the regulariser and what statistics will follow."""
         if self.is_plain:
-            out = rows + 0 * self._unused()
+            out = rows + 0 * self.codebook().one_number()  # DDP wants all gradients
             if not self.defer_updates:
                 self.step()
             return out
         step = self.method.train(rows, self.codebook(), self.config)
         if step.penalty is not None:
-            self._add_penalty(step.penalty)
+            self.penalties.add(step.penalty)
         if not self.ignore_batch:
             with torch.no_grad():
                 for tracker in self._trackers:
@@ -211,13 +209,6 @@ class DPQEmbedding(nn.Module):
         if not self.defer_updates:
             self.step()
         return out
-
-    def _unused(self) -> Tensor:
-        """Keys and values have no part in a plain row, yet DDP wants a gradient of each."""
-        rest = [p for name, p in self.named_parameters() if name != "query" and p.requires_grad]
-        return (
-            torch.stack([p.flatten()[0].float() for p in rest]).sum() if rest else torch.zeros(())
-        )
 
     def _ramped(self, rows: Tensor, quantized: Tensor) -> Tensor:
         """Between the plain rows and the quantised ones, while the ramp lasts in training."""
@@ -263,7 +254,7 @@ class DPQEmbedding(nn.Module):
         book = self.codebook()
         if book.stats is not None:  # they may move before the backward pass
             book.stats = book.stats.clone()
-        with _float32(self.query.device):
+        with float32_math(self.query.device):
             for rows in () if self.is_plain else self.query.split(_ROWS):
                 built = self.method.rebuild(rows, self._codes_of(rows), book, self.config)
                 parts.append(self._ramped(rows, built))
@@ -328,40 +319,15 @@ class DPQEmbedding(nn.Module):
 
     # Regulariser and statistics -----------------------------------------------------------------
 
-    def _add_penalty(self, penalty: Penalty) -> None:
-        if len(self._penalties) >= _UNCOLLECTED:
-            if not self._warned:
-                warnings.warn(
-                    "the VQ regulariser of a DPQEmbedding was not collected for "
-                    f"{_UNCOLLECTED} forward passes: its centroids are not trained. Add "
-                    "collect_regularizer(model) to the loss of each batch.",
-                    stacklevel=4,
-                )
-                self._warned = True
-            self._penalties.clear()
-        self._penalties.append(penalty)
-
     def has_regularizer(self) -> bool:
         """Whether a regulariser waits to be collected."""
-        return bool(self._penalties)
+        return bool(self.penalties.waiting)
 
     def pop_regularizer(self) -> Tensor | None:
-        """The weighted regulariser of the forward passes since the last call: a mean over their
-        tokens and dimensions; None without any (SX, evaluation)."""
-        popped = self.pop_regularizer_and_error()
+        """The weighted regulariser of the forward passes since the last call: summed over the
+        dimensions, a mean over their tokens; None without any (SX, evaluation)."""
+        popped = self.penalties.pop()
         return None if popped is None else popped[0]
-
-    def pop_regularizer_and_error(self) -> tuple[Tensor, Tensor] | None:
-        """The same, and the mean squared quantisation error without its weights, for a log."""
-        waiting, self._penalties = self._penalties, []
-        if not waiting:
-            return None
-        totals, errors, counts = zip(*waiting)
-        return torch.stack(totals).sum() / sum(counts), torch.stack(errors).sum() / sum(counts)
-
-    def note_penalty(self, penalty: Penalty) -> None:
-        """Keep the regulariser of an evaluation batch for a log; it enters no loss."""
-        self._penalties = [*self._penalties[-7:], penalty]
 
     def step(self) -> bool:
         """Let statistics follow the forward passes since the last call, over all workers alike.
@@ -376,14 +342,7 @@ class DPQEmbedding(nn.Module):
         if self.is_plain:
             return False
         self.method.start_from_plain(book, self.config, real_rows(self.query, self.padding_idx))
-        codes = torch.ones(book.keys.shape[:2], dtype=torch.bool, device=book.keys.device)
-        with torch.no_grad():
-            for tracker in self._trackers:
-                tracker.clear()
-                tracker.codes_were_set(state, book, codes)
-            if book.stats is not None:
-                state["norm_updates"].fill_(1)  # those of the vocabulary are known
-        copy_from_first_worker(state, book)
+        all_were_set(self._trackers, state, book)
         return True
 
     # nn.Module --------------------------------------------------------------------------------
@@ -392,7 +351,7 @@ class DPQEmbedding(nn.Module):
         if mode:
             self._table_cache = self._frozen_codes = None
         if mode != self.training:  # what a batch left uncollected is not the next one's
-            self._penalties = []
+            self.penalties.pop()
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> DPQEmbedding:
@@ -419,7 +378,9 @@ class DPQEmbedding(nn.Module):
         trackers = [copy.copy(tracker) for tracker in self._trackers]
         for tracker in trackers:
             tracker.clear()
-        state.update(_trackers=trackers, _penalties=[], _table_cache=None, _frozen_codes=None)
+        state.update(
+            _trackers=trackers, penalties=Penalties(), _table_cache=None, _frozen_codes=None
+        )
         return state
 
     def __prepare_scriptable__(self) -> Form:
@@ -436,21 +397,3 @@ class DPQEmbedding(nn.Module):
 def dpq_modules(module: nn.Module) -> Iterator[DPQEmbedding]:
     """The DPQ tables of a model, each once."""
     return (m for m in module.modules() if isinstance(m, DPQEmbedding))
-
-
-def collect_regularizer(module: nn.Module) -> Tensor:
-    """The regularisers of all DPQ tables since the last call, summed; add it to the batch loss."""
-    terms = [
-        term for term in (m.pop_regularizer() for m in dpq_modules(module)) if term is not None
-    ]
-    if not terms:
-        first = next(module.parameters(), None)
-        return torch.zeros((), device=None if first is None else first.device)
-    return torch.stack(terms).sum()
-
-
-def _float32(device: torch.device) -> ContextManager[Any]:
-    """Switch autocast off: responses and codes are float32 whatever the model runs in."""
-    if device.type in ("cpu", "cuda"):
-        return torch.autocast(device.type, enabled=False)
-    return contextlib.nullcontext()

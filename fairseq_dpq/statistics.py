@@ -311,6 +311,18 @@ def apply_all(trackers: Sequence[Tracker], state: Buffers, book: Codebook) -> bo
     return changed
 
 
+@torch.no_grad()
+def all_were_set(trackers: Sequence[Tracker], state: Buffers, book: Codebook) -> None:
+    """A start has set all keys and values, and the running statistics to the vocabulary's."""
+    codes = torch.ones(book.keys.shape[:2], dtype=torch.bool, device=book.keys.device)
+    for tracker in trackers:
+        tracker.clear()
+        tracker.codes_were_set(state, book, codes)
+    if book.stats is not None:
+        state["norm_updates"].fill_(1)
+    copy_from_first_worker(state, book)
+
+
 def copy_from_first_worker(state: Buffers, book: Codebook) -> None:
     """Make sure that all workers hold the same, after a start or a new seed."""
     if _workers() > 1:

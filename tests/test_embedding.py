@@ -262,7 +262,7 @@ def test_a_forgotten_regularizer_warns_once_and_holds_no_memory() -> None:
         for _ in range(200):
             layer(torch.arange(5))
     texts = [str(w.message) for w in caught if "collect_regularizer(model)" in str(w.message)]
-    assert len(texts) == 1 and len(layer._penalties) <= 64
+    assert len(texts) == 1 and len(layer.penalties.waiting) <= 64
 
 
 # The whole table --------------------------------------------------------------------------------

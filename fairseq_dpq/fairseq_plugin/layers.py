@@ -65,7 +65,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
             tokens, out = tokens[real], out[real]
         if tokens.numel():
             error = (out - F.embedding(tokens, self.query).float()).pow(2).sum()
-            self.note_penalty(Penalty(error, error, out.numel()))
+            self.penalties.note(Penalty(error, error, out.numel()))
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
         # fairseq calls this before its own eval(), which keeps the codes.

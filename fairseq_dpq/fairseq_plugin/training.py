@@ -46,7 +46,7 @@ def add_regularizer(model: Any, result: Any) -> Any:
     if not isinstance(model, nn.Module):
         return result
     tables = [m for m in model.modules() if isinstance(m, DPQEmbedding)]
-    popped = [pair for pair in (m.pop_regularizer_and_error() for m in tables) if pair is not None]
+    popped = [pair for pair in (m.penalties.pop() for m in tables) if pair is not None]
     if not popped:
         return result
     loss, sample_size, logging_output = result
