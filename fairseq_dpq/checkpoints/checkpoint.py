@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.checkpoints.gate import check_record
 from fairseq_dpq.checkpoints.loading import load_checkpoint
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
@@ -29,6 +30,7 @@ class Checkpoint:
     path: Path
     state: dict[str, Any]
     file_bytes: int
+    _record: TablesRecord | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def load(cls, path: str | Path, trust: bool = False) -> Checkpoint:
@@ -49,20 +51,21 @@ class Checkpoint:
             model = cfg["model"]
         except (KeyError, TypeError):
             model = None
-        if model is None:
+        if model is None or isinstance(model, (str, list, tuple, Tensor, int, float)):
             raise CheckpointError(f"{self.path} is not a fairseq checkpoint: its cfg has no model")
         return model
 
     def record(self) -> TablesRecord | None:
         """The record of its DPQ tables; None for a model without any."""
-        try:
-            record = read_record(self.model_cfg)
-            for table in record.tables.values() if record else ():
-                if table.options:
-                    table.config.validate(table.embedding_dim)
-        except (DPQConfigError, TypeError) as error:
-            raise CheckpointError(f"{self.path}: {error}") from error
-        return record
+        if self._record is None:
+            try:
+                self._record = read_record(self.model_cfg)
+                if self._record is not None:
+                    check_record(self._record, self.weights)
+            except DPQConfigError as error:
+                self._record = None
+                raise CheckpointError(f"{self.path}: {error}") from error
+        return self._record
 
     def dpq_record(self) -> TablesRecord:
         """The record of its DPQ tables; a model without any is an error."""
@@ -115,11 +118,6 @@ def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
     weights = checkpoint.weights
     part = {key[len(path) + 1 :]: weights[key] for key in keys_of(weights, [path])}
     cls = FORMS[table.form["kind"]]
-    stored = _take(checkpoint, f"{path}.{cls.mark}", None)
-    if stored.dim() != 2 or stored.shape[0] != table.num_embeddings:
-        raise CheckpointError(
-            f"{checkpoint.path}: {path}.{cls.mark} do not fit the record of the table"
-        )
     dtype = next((t.dtype for t in part.values() if t.is_floating_point()), None)
     try:
         module = table.empty_form(dtype=dtype, **cls.as_stored)
@@ -170,14 +168,16 @@ def _storage(tensor: Tensor) -> tuple[int, int]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
+    """The tensors of nested containers, which may contain themselves."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(value.values() if isinstance(value, Mapping) else value)
 
 
 def stored_bytes(value: Any) -> int:

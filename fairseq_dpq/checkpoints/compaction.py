@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from fairseq_dpq.checkpoints.checkpoint import (
 )
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.upgrading import upgraded_cfg
+from fairseq_dpq.checksums import tensors_crc32
 from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.fairseq_plugin.configs import write_record
 from fairseq_dpq.forms.base import Form
@@ -99,12 +100,16 @@ def compact_state(
                 used=used,
             )
         )
-    tables = {
-        item.path: replace(item.table, form={"kind": item.form.kind, **item.form.settings()})
-        for item in done
-    }
+    tables = {item.path: stored_table(item.table, item.form) for item in done}
     new = TablesRecord(tables, stage="compact", source=source)
     return inference_state(checkpoint, model, new), done
+
+
+def stored_table(table: Table, form: Form) -> Table:
+    """The record of a table in a stored form, with the checksums of its tensors."""
+    tensors = {k: t for k, t in form.state_dict().items() if k not in form.packed_tensors}
+    settings = {"kind": form.kind, **form.settings()}
+    return replace(table, form=settings, checksums=tensors_crc32(tensors))
 
 
 def inference_state(
@@ -114,6 +119,8 @@ def inference_state(
     old = checkpoint.state
     state: dict[str, Any] = {"args": None, "cfg": upgraded_cfg(checkpoint), "model": model}
     history = old.get("optimizer_history") or [{}]
+    if not isinstance(history, list) or not isinstance(history[-1], Mapping):
+        raise CheckpointError(f"{checkpoint.path}: its optimizer_history is not a list of dicts")
     state["optimizer_history"] = [
         {
             "criterion_name": history[-1].get("criterion_name", "CrossEntropyCriterion"),
@@ -206,11 +213,12 @@ def _compare_rows(
 ) -> None:
     with torch.no_grad():
         dtype = module(torch.zeros(0, dtype=torch.int64)).dtype
-        for start in range(0, layer.num_embeddings, _ROWS):
-            rows = torch.arange(start, min(start + _ROWS, layer.num_embeddings))
+        step = max(1, _ROWS * 1024 // max(1024, layer.embedding_dim))
+        for start in range(0, layer.num_embeddings, step):
+            rows = torch.arange(start, min(start + step, layer.num_embeddings))
             expected = layer(rows).to(dtype)
             if not _same_bits(module(rows), expected):
-                raise _differs(checkpoint, f"a row of {path} between {start} and {start + _ROWS}")
+                raise _differs(checkpoint, f"a row of {path} between {start} and {start + step}")
             if progress is not None:
                 progress(rows.numel())
 

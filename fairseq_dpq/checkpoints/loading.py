@@ -4,10 +4,12 @@ Where torch can, the file is memory-mapped, so that what nobody reads costs noth
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 import re
 import types
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -31,6 +33,17 @@ _TENSOR_GLOBALS = (
 )
 
 
+# What the parts of a checkpoint are, where they are there
+_KINDS: dict[str, Any] = {
+    "args": (Namespace, Mapping),
+    "cfg": (Namespace, Mapping),
+    "optimizer_history": list,
+    "extra_state": Mapping,
+    "task_state": Mapping,
+}
+_SPARE = 64 << 20  # bytes that a small file may take too
+
+
 class Refused(CheckpointError):
     """A pickle that wants more than data."""
 
@@ -52,7 +65,9 @@ def load_checkpoint(path: str | Path, trust: bool = False) -> dict[str, Any]:
         raise CheckpointError(f"{path} is truncated: copy it again") from error
     except MemoryError as error:
         raise CheckpointError(f"{path} does not fit into memory") from error
-    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # a damaged pickle can fail in any way
         if "EOF" in str(error):
             raise CheckpointError(f"{path} is truncated: copy it again") from error
         raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is damaged") from error
@@ -74,10 +89,21 @@ def _check_file(path: Path) -> bool:
         return False
     if not zipfile.is_zipfile(path):  # the directory of a zip file is at its end
         raise CheckpointError(f"{path} is truncated: copy it again")
-    with zipfile.ZipFile(path) as archive:
-        names = {name.rsplit("/", 1)[-1] for name in archive.namelist()}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except Exception as error:  # a damaged directory can fail in any way
+        raise CheckpointError(f"{path} is damaged: its zip directory cannot be read") from error
+    names = {entry.filename.rsplit("/", 1)[-1] for entry in entries}
     if "data.pkl" not in names or "constants.pkl" in names:
         raise CheckpointError(f"{path} is not a fairseq checkpoint but another zip file")
+    size = os.path.getsize(path)
+    for entry in entries:
+        # torch stores without compression: what claims more than it takes is damaged, or a bomb
+        if entry.file_size != entry.compress_size or entry.file_size > size:
+            raise CheckpointError(
+                f"{path} is damaged: {entry.filename} claims {entry.file_size} bytes"
+            )
     return True
 
 
@@ -136,11 +162,39 @@ def _refusal(path: Path, wanted: str) -> Refused:
 def _check_state(path: Path, state: Any) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
         raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no 'model' entry")
-    if not all(isinstance(value, Tensor) for value in state["model"].values()):
+    weights = state["model"]
+    if not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in weights.items()):
         raise CheckpointError(f"{path} is not a fairseq checkpoint: 'model' is no table of tensors")
     if not state.get("cfg") and not state.get("args"):
         raise CheckpointError(
             f"{path} is not a fairseq checkpoint: it has neither 'cfg' nor 'args', the "
             "configuration of its model"
         )
+    for key, kinds in _KINDS.items():
+        if state.get(key) is not None and not isinstance(state[key], kinds):
+            raise CheckpointError(
+                f"{path} is not a fairseq checkpoint: its {key} is of type "
+                f"{type(state[key]).__name__}"
+            )
+    _check_sizes(path, weights)
     return state
+
+
+def _check_sizes(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that would take far more memory than the file has bytes."""
+    limit = 4 * os.path.getsize(path) + _SPARE
+    views: set[Any] = set()
+    total = 0
+    for key, tensor in weights.items():
+        plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+            raise CheckpointError(f"{path}: {key} is not a plain tensor")
+        view = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if view not in views:
+            views.add(view)
+            total += tensor.numel() * tensor.element_size()
+        if total > limit:
+            raise CheckpointError(
+                f"{path}: {key} claims a size of {tuple(tensor.shape)}; a file of "
+                f"{os.path.getsize(path)} bytes cannot hold that"
+            )

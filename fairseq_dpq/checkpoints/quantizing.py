@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.checkpoints.checkpoint import Checkpoint, separate, stored_bytes
-from fairseq_dpq.checkpoints.compaction import inference_state
+from fairseq_dpq.checkpoints.compaction import inference_state, stored_table
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.report import same_table, token_tables
 from fairseq_dpq.checkpoints.upgrading import upgraded_names
@@ -104,7 +104,7 @@ def quantize_state(
             except ValueError as error:
                 raise CheckpointError(f"{path}: {error}") from error
             tensors = form.state_dict()
-            table.form = {"kind": kind, **form.settings()}
+            table = stored_table(table, form)
         record.tables[path] = table
         tensors = separate(tensors)
         for name in [path, *aliases]:

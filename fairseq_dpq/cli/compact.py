@@ -15,6 +15,7 @@ from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.report import compacted_facts, left_alone, saving
 from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
 from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table, used_codes
+from fairseq_dpq.printable import printable
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -141,7 +142,9 @@ def _text(facts: dict[str, Any]) -> str:
     for table in facts["embeddings"]:
         lines += notes(table, "; stored once")
     for item in facts["left_alone"]:
-        lines.append(f"left alone: {item['name']}, {size(item['bytes'])} bytes: {item['why']}")
+        lines.append(
+            f"left alone: {printable(item['name'])}, {size(item['bytes'])} bytes: {printable(item['why'])}"
+        )
     if facts["ema_left_out"]:
         lines.append("left out: the EMA weights; --ema takes them instead of the last ones")
     file = facts["file"]
@@ -159,7 +162,9 @@ def _text(facts: dict[str, Any]) -> str:
     done = (
         f"verified: every row equals {exact} bit for bit" if facts["verified"] else "not verified"
     )
-    lines.append(f"{facts['output']}: {file['before'] / file['after']:.1f}x smaller; {done}")
+    lines.append(
+        f"{printable(facts['output'])}: {file['before'] / file['after']:.1f}x smaller; {done}"
+    )
     return "\n".join(lines)
 
 

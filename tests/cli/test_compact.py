@@ -14,7 +14,7 @@ import torch
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.cli import compact
 from fairseq_dpq.record import RECORD_KEY
-from helpers.toy_checkpoints import PATH, load, make_layer, save_toy
+from helpers.toy_checkpoints import PATH, edit_record, load, make_layer, save_toy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,9 +90,7 @@ def _damaged_record(state: dict) -> None:
 
 
 def _unknown_option(state: dict) -> None:
-    record = json.loads(getattr(state["cfg"]["model"], RECORD_KEY))
-    record["tables"][PATH]["options"]["surprise"] = 1
-    setattr(state["cfg"]["model"], RECORD_KEY, json.dumps(record))
+    edit_record(state, lambda record: record["tables"][PATH]["options"].update(surprise=1))
 
 
 def _nan(state: dict) -> None:
