@@ -13,7 +13,7 @@ from typing import Any, Mapping
 import torch
 from torch import Tensor
 
-from fairseq_dpq.checksums import tensor_crc32, tensors_crc32, text_crc32
+from fairseq_dpq.checksums import blocks_crc32, count_blocks, text_crc32
 from fairseq_dpq.memory import memory_of
 from fairseq_dpq.printable import printable
 
@@ -22,7 +22,7 @@ VERSION = 2
 _DTYPES = {"U8": torch.uint8, "I32": torch.int32, "F32": torch.float32}
 _DTYPES.update({"F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool})
 _MAX_HEADER = 100_000_000  # as safetensors has it: a longer one is damage
-_SMALL = 16 << 20  # bytes of a tensor that is checked when the file is opened: some milliseconds
+SMALL = 16 << 20  # bytes of a tensor that is checked when the file is opened: some milliseconds
 _CHECKED = ("version", "name", "config", "checksums")  # metadata under the checksum
 
 
@@ -36,13 +36,14 @@ class Opened:
 
     meta: dict[str, str]
     tensors: dict[str, Tensor]
-    unchecked: dict[str, int]  # checksums of tensors that were too large to be read at once
+    unchecked: dict[str, list[int]]  # checksums of tensors that are too large to be read at once
 
 
 def metadata(name: str, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """The metadata of a file that is about to be written."""
     meta = {"version": str(VERSION), "name": name, "config": json.dumps(config)}
-    meta["checksums"] = json.dumps(tensors_crc32(tensors))
+    checksums = {key: blocks_crc32(tensor) for key, tensor in sorted(tensors.items())}
+    meta["checksums"] = json.dumps(checksums)
     return {"format": FORMAT, **meta, "crc32": str(_meta_crc32(meta))}
 
 
@@ -77,9 +78,9 @@ def read_symbols(path: str | Path) -> list[str] | None:
     return listed
 
 
-def check_tensor_crc32(name: str, tensor: Tensor, wanted: int) -> None:
+def check_tensor_crc32(name: str, tensor: Tensor, wanted: list[int]) -> None:
     """Raise ExportError for a tensor that is not the one that was written."""
-    if tensor_crc32(tensor) != wanted:
+    if blocks_crc32(tensor) != wanted:
         raise ExportError(f"is damaged: {name} does not match its checksum")
 
 
@@ -171,12 +172,12 @@ def _sizes(value: Any) -> bool:
     )
 
 
-def _check_small(meta: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, int]:
+def _check_small(meta: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, list[int]]:
     """Compare the checksums of small tensors; those of the others."""
     if meta["version"] == "1":
         return {}
     try:
-        wanted: dict[str, int] = json.loads(meta["checksums"])
+        wanted: dict[str, list[int]] = json.loads(meta["checksums"])
         complete = set(wanted) == set(tensors)
     except (TypeError, ValueError, RecursionError) as error:
         raise ExportError("is damaged: its checksums cannot be read") from error
@@ -184,7 +185,9 @@ def _check_small(meta: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, 
         raise ExportError("is damaged: its checksums are not those of its tensors")
     large = {}
     for name, tensor in tensors.items():
-        if tensor.numel() * tensor.element_size() > _SMALL:
+        if tensor.numel() * tensor.element_size() > SMALL:
+            if not isinstance(wanted[name], list) or len(wanted[name]) != count_blocks(tensor):
+                raise ExportError(f"is damaged: {name} has other checksums than it needs")
             large[name] = wanted[name]
         else:
             check_tensor_crc32(name, tensor, wanted[name])

@@ -181,7 +181,11 @@ def verify(
     """
     copy_ = Checkpoint.load(written, trust)
     copy_.path = shown or written
-    old, new = origin.dpq_record(), copy_.dpq_record()
+    old = origin.dpq_record()
+    try:
+        new = copy_.dpq_record()
+    except CheckpointError as error:
+        raise CheckpointError(f"verification failed: {error}") from error
     if new.stage != "compact" or list(old.tables) != list(new.tables):
         raise _differs(copy_, "the record of its tables")
     for path, table in new.tables.items():

@@ -97,7 +97,8 @@ def _check_stored(table: Table, own: dict[str, Tensor], version: int) -> None:
     form.check_contents(table.embedding_dim, settings, own)
     # Packed tensors have their checksum beside them, and are compared with it when loaded.
     wanted = {name: t for name, t in own.items() if name not in form.packed_tensors}
-    if version >= 2 and set(wanted) != set(table.checksums):
+    needed = {f"{name}_crc32" for name in form.packed_tensors}
+    if version >= 2 and (set(wanted) != set(table.checksums) or not needed <= set(wanted)):
         raise ValueError("its checksums are not those of its tensors")
     for name, crc in table.checksums.items():
         if tensor_crc32(own[name]) != crc:

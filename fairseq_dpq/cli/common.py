@@ -119,7 +119,7 @@ def notes(table: dict[str, Any], also_ends: str = "") -> list[str]:
         lines.append(printable(f"{table['path']}: {', '.join(also)}{also_ends}"))
     if table.get("measured_cr", 1) < 1:
         lines.append(
-            f"{printable(table['path'])}: larger than the full table; take a smaller --dpq-D or --dpq-K, or "
-            "--dpq-share-subspaces"
+            f"{printable(table['path'])}: larger than the full table; take a smaller --dpq-D or "
+            "--dpq-K, or --dpq-share-subspaces"
         )
     return lines

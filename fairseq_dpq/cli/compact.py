@@ -142,9 +142,8 @@ def _text(facts: dict[str, Any]) -> str:
     for table in facts["embeddings"]:
         lines += notes(table, "; stored once")
     for item in facts["left_alone"]:
-        lines.append(
-            f"left alone: {printable(item['name'])}, {size(item['bytes'])} bytes: {printable(item['why'])}"
-        )
+        text = f"left alone: {item['name']}, {size(item['bytes'])} bytes: {item['why']}"
+        lines.append(printable(text))
     if facts["ema_left_out"]:
         lines.append("left out: the EMA weights; --ema takes them instead of the last ones")
     file = facts["file"]

@@ -143,9 +143,8 @@ def _text(facts: dict[str, Any], args: argparse.Namespace) -> str:
     for table in facts["embeddings"]:
         lines += notes(table)
     for item in facts["left_alone"]:
-        lines.append(
-            f"not DPQ: {printable(item['name'])}, {size(item['bytes'])} bytes: {printable(item['why'])}"
-        )
+        text = f"not DPQ: {item['name']}, {size(item['bytes'])} bytes: {item['why']}"
+        lines.append(printable(text))
     return "\n".join(lines)
 
 

@@ -30,7 +30,7 @@ def product_layout(
     bits = sum(code_bits(size) for size in sizes)
     return {
         "codes": Layout((num_embeddings, max(1, (bits + 7) // 8)), (torch.uint8,)),
-        "codes_crc32": Layout((CRC_BITS,), (torch.bool,)),
+        "codes_crc32": Layout((CRC_BITS,), (torch.bool,), optional=True),
         "values": Layout((sizes[0] if shared else sum(sizes), embedding_dim // D)),
         "sizes": Layout((D,), (torch.int32,), optional=True),
     }

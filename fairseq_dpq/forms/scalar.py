@@ -125,7 +125,7 @@ class ScalarEmbedding(Form):
         ranges = Layout((num_embeddings if settings["by_row"] else 1, 1))
         return {
             "levels": Layout((num_embeddings, (bits * embedding_dim + 7) // 8), (torch.uint8,)),
-            "levels_crc32": Layout((CRC_BITS,), (torch.bool,)),
+            "levels_crc32": Layout((CRC_BITS,), (torch.bool,), optional=True),
             "scale": ranges,
             "offset": ranges,
         }

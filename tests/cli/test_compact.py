@@ -116,8 +116,8 @@ BAD = {
     _unknown_option: "surprise",
     _nan: "query holds NaN or infinite numbers (1 of them",
     _infinite: "values holds NaN or infinite numbers",
-    _missing: "has no encoder.embed_tokens.keys, though its record names the table",
-    _shape: "query has shape (3, 12), its record says (60, 12)",
+    _missing: "encoder.embed_tokens: keys is missing",
+    _shape: "size mismatch for query: expected (60, 12), found (3, 12)",
 }
 
 
