@@ -140,7 +140,9 @@ def _half(checkpoint: Checkpoint, weights: dict[str, Tensor]) -> dict[str, Tenso
     cast: dict[tuple[Any, ...], Tensor] = {}
     out = {}
     for key, tensor in weights.items():
-        if tensor.dtype in (torch.float32, torch.float64, torch.bfloat16):
+        # fairseq never sets `_float_tensor`, which only carries a dtype: it may hold anything
+        unset = key.split(".")[-1] == "_float_tensor"
+        if tensor.dtype in (torch.float32, torch.float64, torch.bfloat16) and not unset:
             same = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
             if same not in cast:
                 _check_range(checkpoint, key, tensor, torch.float16, "--half")

@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import fairseq  # noqa: F401, once here and not in every child
 import pytest
 import torch
 

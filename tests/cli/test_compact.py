@@ -172,3 +172,15 @@ def test_script_of_a_checkout(tmp_path) -> None:
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.splitlines()[-1].endswith(f"{target} exists; use --force to replace it")
     assert "Traceback" not in done.stderr
+
+
+def test_half_leaves_the_buffer_that_fairseq_never_sets(tmp_path) -> None:
+    source, target = save_toy(tmp_path / "in.pt"), tmp_path / "out.pt"
+    state = load(source)
+    key = "encoder.embed_positions._float_tensor"
+    state["model"][key] = torch.tensor([3e38])
+    torch.save(state, source)
+    assert compact.main([str(source), str(target), "--half"]) == 0
+    model = load(target)["model"]
+    assert model[key].dtype == torch.float32 and model[key].item() == torch.tensor(3e38).item()
+    assert model["decoder.embed_positions.weight"].dtype == torch.float16
