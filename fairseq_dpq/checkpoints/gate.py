@@ -13,7 +13,7 @@ from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin.configs import get_option, read_record
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Layout
-from fairseq_dpq.forms.fitting import check_form, check_tensor
+from fairseq_dpq.forms.fitting import check_form, check_tensor, is_plain
 from fairseq_dpq.printable import printable
 from fairseq_dpq.record import Table, TablesRecord
 
@@ -32,6 +32,9 @@ def check_record(record: TablesRecord, weights: Weights) -> None:
             if name in taken:
                 raise _error(name, f"is named twice, by {taken[name]} and by {path}")
             taken[name] = path
+            for key, tensor in by_module.get(name, {}).items():
+                if not is_plain(tensor):
+                    raise _error(f"{name}.{key}", "is not a plain tensor")
     for path, table in record.tables.items():
         try:
             own = by_module.get(path, {})
@@ -68,7 +71,7 @@ def _error(path: str, text: str) -> DPQConfigError:
 def _by_module(weights: Weights) -> dict[str, dict[str, Tensor]]:
     out: dict[str, dict[str, Tensor]] = {}
     for key, tensor in weights.items():
-        module, _, name = key.rpartition(".")
+        module, _, name = str(key).rpartition(".")
         out.setdefault(module, {})[name] = tensor
     return out
 

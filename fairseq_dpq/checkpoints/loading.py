@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.forms.fitting import is_plain
 
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _MAPS = "mmap" in inspect.signature(torch.load).parameters
@@ -186,8 +187,7 @@ def _check_sizes(path: Path, weights: Mapping[str, Tensor]) -> None:
     views: set[Any] = set()
     total = 0
     for key, tensor in weights.items():
-        plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
-        if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        if not is_plain(tensor):
             raise CheckpointError(f"{path}: {key} is not a plain tensor")
         view = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if view not in views:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+import torch
 from torch import Tensor
 
 from fairseq_dpq.forms.base import Form, Layout
@@ -68,6 +69,16 @@ def check_tensor(name: str, tensor: Tensor | None, want: Layout) -> None:
     dense = tensor.numel() * tensor.element_size()
     if not tensor.is_contiguous() or storage_bytes(tensor) < dense:
         raise ValueError(f"{name}: expected {dense} bytes of its own, found an expanded tensor")
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor has its numbers in memory, one after the other or with strides."""
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.layout == torch.strided
+        and tensor.device.type != "meta"
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
 
 
 def storage_bytes(tensor: Tensor) -> int:
