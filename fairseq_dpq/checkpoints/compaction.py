@@ -24,6 +24,7 @@ from fairseq_dpq.checkpoints.upgrading import upgraded_cfg
 from fairseq_dpq.checksums import tensors_crc32
 from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.fairseq_plugin.configs import write_record
+from fairseq_dpq.fairseq_plugin.trial import loads_in_fairseq
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.record import Table, TablesRecord
 
@@ -174,8 +175,10 @@ def verify(
     progress: Progress | None = None,
     shown: Path | None = None,
     trust: bool = False,
-) -> None:
+) -> bool:
     """Reload a compact checkpoint and compare it with the training checkpoint, bit for bit.
+
+    Whether fairseq has loaded it too, which takes the model's data; if it cannot, that is an error.
 
     Every row of every table is compared with what the training form gives in `eval()`, under each
     of its names, and every other tensor with its origin; float16 and bfloat16 with the rounded
@@ -208,6 +211,7 @@ def verify(
         ours, theirs = copy_.weights.get(key), origin.weights.get(key)
         if ours is None or theirs is None or not _same_bits(ours, theirs.to(ours.dtype)):
             raise _differs(copy_, key)
+    return loads_in_fairseq(written)
 
 
 def _compare_rows(

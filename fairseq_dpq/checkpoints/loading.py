@@ -88,11 +88,13 @@ def _check_file(path: Path) -> bool:
         raise CheckpointError(f"{path} is empty")
     if head != b"PK\x03\x04":
         return False
-    if not zipfile.is_zipfile(path):  # the directory of a zip file is at its end
-        raise CheckpointError(f"{path} is truncated: copy it again")
     try:
+        if not zipfile.is_zipfile(path):  # the directory of a zip file is at its end
+            raise CheckpointError(f"{path} is truncated: copy it again")
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
+    except CheckpointError:
+        raise
     except Exception as error:  # a damaged directory can fail in any way
         raise CheckpointError(f"{path} is damaged: its zip directory cannot be read") from error
     names = {entry.filename.rsplit("/", 1)[-1] for entry in entries}

@@ -98,9 +98,12 @@ def compact(args: argparse.Namespace) -> None:
         progress=bars,
     )
 
+    loaded = False
+
     def check(written: Path) -> None:
+        nonlocal loaded
         if args.verify:
-            verify(checkpoint, written, bars, output, args.trust)
+            loaded = verify(checkpoint, written, bars, output, args.trust)
 
     write_whole(output, lambda file: save_state(state, file), check, args.force)
     bars.close()
@@ -113,6 +116,7 @@ def compact(args: argparse.Namespace) -> None:
         "ema": args.ema,
         "ema_left_out": ema_left,
         "verified": args.verify,
+        "loaded_in_fairseq": loaded,
         "embeddings": [compacted_facts(done) for done in tables],
         "left_alone": left_alone(checkpoint, checkpoint.record()),
         "file": saving(checkpoint, output.stat().st_size, tables),
