@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from fairseq_dpq.checksums import text_crc32
@@ -103,9 +103,11 @@ class TablesRecord:
         for name in ("source", "written_by"):
             if raw.get(name) is not None:
                 check_type(name, raw[name], str)
+        _check_names("the record", raw, cls)
         tables = {}
         for path, table in raw["tables"].items():
             check_type(path, table, dict)
+            _check_names(path, table, Table)
             tables[path] = Table(**table)
             _check(tables[path], raw["stage"])
         return cls(**{**raw, "tables": tables})
@@ -129,6 +131,16 @@ def _from_version_1(raw: dict[str, Any]) -> None:
         if raw["stage"] == "compact":
             names = ("K", "D", "share_subspaces")
             table["form"] = {"kind": _KIND, **{k: table["options"][k] for k in names}}
+
+
+def _check_names(what: str, raw: dict[str, Any], cls: Any) -> None:
+    """Raise ValueError for entries that the class does not have, and for those that are missing."""
+    names = {f.name for f in fields(cls)}
+    needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    for name in sorted(set(raw) - names):
+        raise ValueError(f"{what} has the unknown entry {shown(name)}")
+    for name in sorted(needed - set(raw)):
+        raise ValueError(f"{what} has no {name}")
 
 
 def _check(table: Table, stage: str) -> None:

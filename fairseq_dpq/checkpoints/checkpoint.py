@@ -45,7 +45,7 @@ class Checkpoint:
     def model_cfg(self) -> Any:
         """The model's config: a Namespace, a dict or a DictConfig."""
         cfg = self.state.get("cfg")
-        if not cfg:
+        if cfg is None or (isinstance(cfg, Mapping) and not cfg):
             return self.state["args"]  # of fairseq 0.9 and before
         try:
             model = cfg["model"]

@@ -122,9 +122,11 @@ def _load(path: Path, trust: bool, mapped: bool) -> Any:
     if _TORCH >= (2, 6):
         from fairseq_dpq.fairseq_plugin import compat
 
-        # On leaving, torch would forget also what was allowed before: add only what is missing.
+        # On leaving, torch would forget also what was allowed before: add only what is missing. The
+        # list first: it imports fairseq, and with it the plugin, which allows what fairseq needs.
+        wanted = compat.safe_globals()
         known = torch.serialization.get_safe_globals()
-        missing = [item for item in compat.safe_globals() if item not in known]
+        missing = [item for item in wanted if item not in known]
         with torch.serialization.safe_globals(missing):
             return torch.load(source, weights_only=True, **how)
     # Older versions of torch have no allow-list that takes names: the same list, kept here.
@@ -168,7 +170,7 @@ def _check_state(path: Path, state: Any) -> dict[str, Any]:
     weights = state["model"]
     if not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in weights.items()):
         raise CheckpointError(f"{path} is not a fairseq checkpoint: 'model' is no table of tensors")
-    if not state.get("cfg") and not state.get("args"):
+    if not any(_present(state.get(key)) for key in ("cfg", "args")):
         raise CheckpointError(
             f"{path} is not a fairseq checkpoint: it has neither 'cfg' nor 'args', the "
             "configuration of its model"
@@ -181,6 +183,10 @@ def _check_state(path: Path, state: Any) -> dict[str, Any]:
             )
     _check_sizes(path, weights)
     return state
+
+
+def _present(config: Any) -> bool:
+    return isinstance(config, Namespace) or (isinstance(config, Mapping) and len(config) > 0)
 
 
 def _check_sizes(path: Path, weights: Mapping[str, Tensor]) -> None:

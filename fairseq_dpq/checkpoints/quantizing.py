@@ -160,4 +160,5 @@ def check_written(state: dict[str, Any], written: Any, trust: bool = False) -> N
     )
     if not same:
         raise CheckpointError("verification failed: the written file differs from what was made")
-    loads_in_fairseq(written)
+    if not trust:
+        loads_in_fairseq(written, copy.state.get("cfg"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping
 
 import torch
 
@@ -14,16 +15,21 @@ from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.fairseq_plugin.configs import get_option
 
 
-def loads_in_fairseq(path: Path) -> bool:
+def loads_in_fairseq(path: Path, cfg: Any) -> bool:
     """Whether fairseq builds the model and takes every tensor; False if the model cannot be built
     here, because its data are elsewhere. CheckpointError if it is built and does not load."""
+    task = get_option(cfg, "task")
+    if not isinstance(task, (Mapping, Namespace)):
+        return False
+    data = get_option(task, "data")
+    if not isinstance(data, str) or not os.path.isdir(data.split(os.pathsep)[0]):
+        return False
     from fairseq import checkpoint_utils
 
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    task_cfg = get_option(state.get("cfg"), "task")
-    data = str(get_option(task_cfg, "data") or "").split(os.pathsep)[0]
-    if not data or not os.path.isdir(data):
-        return False
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    except Exception as error:
+        raise _failed(_line(error)) from error
     # Without memory for the weights where torch can do that; then as fairseq itself does it.
     problem = ""
     for device in [torch.device("meta"), None] if hasattr(torch.device, "__enter__") else [None]:
@@ -34,8 +40,16 @@ def loads_in_fairseq(path: Path) -> bool:
         if not problem:
             return True
     if problem:
-        raise CheckpointError(f"verification failed: fairseq cannot load the file: {problem}")
+        raise _failed(problem)
     return False
+
+
+def _failed(problem: str) -> CheckpointError:
+    return CheckpointError(f"verification failed: fairseq cannot load the file: {problem}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _build(state: Any, device: Any) -> Any:
@@ -58,5 +72,5 @@ def _load(model: Any, state: Any) -> str:
             warnings.simplefilter("ignore")
             model.load_state_dict(weights, strict=True, model_cfg=state["cfg"]["model"])
     except Exception as error:
-        return " ".join(str(error).split())[:300] or type(error).__name__
+        return _line(error)
     return ""
