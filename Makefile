@@ -11,18 +11,20 @@ LEGACY_VENV := .venv-legacy
 # Two test processes with one thread each: more threads slow small models down.
 TEST_JOBS ?= 2
 PYTEST_ARGS ?=
+FUZZ_MINUTES ?= 10
 export TORCH PYTHON
 
 BIN := $(VENV)/bin
 PYTEST := -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help setup demo test test-fast test-install test-legacy test-sanitize lint fix benchmarks clean
+.PHONY: help setup demo test test-fast test-install test-legacy test-sanitize fuzz lint fix benchmarks clean
 
 help:
 	@echo "make demo         train full, DPQ-SX and DPQ-VQ on a generated corpus, compact, translate, compare"
 	@echo "make test         all tests"
 	@echo "make test-fast    the tests without the slow ones: under two minutes"
 	@echo "make test-install the wheel in a fresh environment: train, compact, translate"
+	@echo "make fuzz         damaged and forged files to every reader, FUZZ_MINUTES=10"
 	@echo "make lint         format check, lint, types and shell scripts"
 	@echo "make fix          format, and repair what the linter can"
 	@echo "make benchmarks   speed and memory, as ratios within one run"
@@ -44,6 +46,9 @@ test-fast: setup
 
 test-install: setup
 	@PYTHON=$(BIN)/python bash scripts/test_install.sh
+
+fuzz: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -W ignore -m helpers.fuzzing --minutes $(FUZZ_MINUTES)
 
 test-legacy:
 	VENV=$(LEGACY_VENV) bash scripts/setup_legacy.sh

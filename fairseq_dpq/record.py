@@ -7,13 +7,17 @@ fairseq config carries it unchanged.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+import math
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
-from fairseq_dpq.config import DPQConfig, DPQConfigError
+from fairseq_dpq.checksums import text_crc32
+from fairseq_dpq.config import DPQConfig, DPQConfigError, flag_type
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
+from fairseq_dpq.forms.fitting import check_settings, check_size, check_type, shown
 from fairseq_dpq.methods import METHODS
+from fairseq_dpq.printable import printable
 from fairseq_dpq.version import __version__
 
 RECORD_KEY = "dpq_tables"
@@ -34,6 +38,8 @@ class Table:
     aliases: list[str] = field(default_factory=list)  # other paths of the same module
     tied: list[str] = field(default_factory=list)  # output layers that multiply by this table
     form: dict[str, Any] = field(default_factory=dict)  # kind and settings, once compact
+    # CRC-32 of each tensor, once compact; packed ones have theirs beside them in the state_dict
+    checksums: dict[str, int] = field(default_factory=dict)
 
     @property
     def config(self) -> DPQConfig:
@@ -57,33 +63,66 @@ class TablesRecord:
     written_by: str = f"fairseq-dpq {__version__}"
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        return sealed(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> TablesRecord:
+    def from_json(cls, text: Any) -> TablesRecord:
         """Read a record; one of a newer version, or damaged, is an error that says so."""
         try:
+            check_type(RECORD_KEY, text, str)
             raw = json.loads(text)
-            version = int(raw["version"])
+            check_type("the record", raw, dict)
+            check_type("version", raw["version"], int)
+            version = raw["version"]
             if version > VERSION:
                 raise DPQConfigError(
                     f"the checkpoint's DPQ format is version {version}; this fairseq-dpq reads up "
                     f"to version {VERSION}: update it with pip install -U fairseq-dpq"
                 )
+            if version < 1:
+                raise ValueError(f"there is no version {version}")
             if version == 1:
                 _from_version_1(raw)
-            if raw["stage"] not in STAGES:
-                raise ValueError(f"unknown stage {raw['stage']!r}")
-            raw["tables"] = {path: Table(**table) for path, table in raw["tables"].items()}
-            for table in raw["tables"].values():
-                _check(table, raw["stage"])
-            return cls(**raw)
+            elif raw.pop("crc32") != _crc32(raw):
+                raise ValueError("its text does not match its checksum")
+            return cls._from_dict(raw)
         except DPQConfigError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DPQConfigError(
-                f"the checkpoint's {RECORD_KEY} record is damaged: {error}"
-            ) from None
+        except KeyError as error:
+            problem = f"{error} is missing"
+        except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+            problem = str(error)
+        except RecursionError:
+            problem = "it is nested too deeply"
+        text = printable(f"the checkpoint's {RECORD_KEY} record is damaged: {problem}")
+        raise DPQConfigError(text)
+
+    @classmethod
+    def _from_dict(cls, raw: dict[str, Any]) -> TablesRecord:
+        if raw["stage"] not in STAGES:
+            raise ValueError(f"unknown stage {shown(raw['stage'])}")
+        check_type("tables", raw["tables"], dict)
+        for name in ("source", "written_by"):
+            if raw.get(name) is not None:
+                check_type(name, raw[name], str)
+        _check_names("the record", raw, cls)
+        tables = {}
+        for path, table in raw["tables"].items():
+            check_type(path, table, dict)
+            _check_names(path, table, Table)
+            tables[path] = Table(**table)
+            _check(tables[path], raw["stage"])
+        return cls(**{**raw, "tables": tables})
+
+
+def sealed(raw: dict[str, Any]) -> str:
+    """The text of a record, with its checksum."""
+    return json.dumps({**raw, "crc32": _crc32(raw)}, sort_keys=True)
+
+
+def _crc32(raw: dict[str, Any]) -> int:
+    """The checksum of a record without it."""
+    return text_crc32(json.dumps(raw, sort_keys=True))
 
 
 def _from_version_1(raw: dict[str, Any]) -> None:
@@ -105,13 +144,47 @@ def _from_version_1(raw: dict[str, Any]) -> None:
         }
 
 
+def _check_names(what: str, raw: dict[str, Any], cls: Any) -> None:
+    """Raise ValueError for entries that the class does not have, and for those that are missing."""
+    names = {f.name for f in fields(cls)}
+    needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    for name in sorted(set(raw) - names):
+        raise ValueError(f"{what} has the unknown entry {shown(name)}")
+    for name in sorted(needed - set(raw)):
+        raise ValueError(f"{what} has no {name}")
+
+
 def _check(table: Table, stage: str) -> None:
     """What a record claims, as far as it can be checked without the tensors."""
-    unknown = sorted(set(table.options) - _KNOWN)
-    if unknown:
-        raise ValueError(f"unknown option {unknown[0]!r}")
-    if stage == "compact" and table.form.get("kind") not in FORMS:
-        raise DPQConfigError(
-            f"the checkpoint stores a table as {table.form.get('kind')!r}; this fairseq-dpq knows "
-            f"{', '.join(FORMS)}: update it with pip install -U fairseq-dpq"
-        )
+    check_size(table.num_embeddings, table.embedding_dim, table.padding_idx)
+    for name in ("options", "form", "checksums"):
+        check_type(name, getattr(table, name), dict)
+    for name in ("aliases", "tied"):
+        check_type(name, getattr(table, name), list)
+        for other in getattr(table, name):
+            check_type(name, other, str)
+    for name, crc in table.checksums.items():
+        check_type(f"the checksum of {name}", crc, int)
+    _check_options(table.options)
+    if stage == "compact":
+        settings = dict(table.form)
+        kind = settings.pop("kind")
+        if not isinstance(kind, str) or kind not in FORMS:
+            raise DPQConfigError(
+                f"the checkpoint stores a table as {shown(kind)}; this fairseq-dpq knows "
+                f"{', '.join(FORMS)}: update it with pip install -U fairseq-dpq"
+            )
+        check_settings(FORMS[kind], settings)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    known = {f.name: f for f in fields(DPQConfig)}
+    for name, value in options.items():
+        if name not in known:
+            raise ValueError(f"unknown option {shown(name)}")
+        kind = flag_type(known[name])
+        if value is None and "None" in str(known[name].type):
+            continue
+        check_type(name, float(value) if kind is float and type(value) is int else value, kind)
+        if kind is float and not math.isfinite(value):
+            raise ValueError(f"{name}: expected a finite number, found {value}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 MAX_K = 1 << 15  # a code is held in at most two bytes, as int16
+MAX_DIM = 1 << 20  # far above any embedding; what a file claims beyond it is damage
 _SEARCHED = 1 << 32  # sizes up to here are searched for all their divisors
 
 

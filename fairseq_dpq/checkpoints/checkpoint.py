@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.checkpoints.gate import check_record
 from fairseq_dpq.checkpoints.loading import load_checkpoint
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
@@ -29,6 +30,7 @@ class Checkpoint:
     path: Path
     state: dict[str, Any]
     file_bytes: int
+    _record: TablesRecord | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def load(cls, path: str | Path, trust: bool = False) -> Checkpoint:
@@ -43,26 +45,27 @@ class Checkpoint:
     def model_cfg(self) -> Any:
         """The model's config: a Namespace, a dict or a DictConfig."""
         cfg = self.state.get("cfg")
-        if not cfg:
+        if cfg is None or (isinstance(cfg, Mapping) and not cfg):
             return self.state["args"]  # of fairseq 0.9 and before
         try:
             model = cfg["model"]
         except (KeyError, TypeError):
             model = None
-        if model is None:
+        if model is None or isinstance(model, (str, list, tuple, Tensor, int, float)):
             raise CheckpointError(f"{self.path} is not a fairseq checkpoint: its cfg has no model")
         return model
 
     def record(self) -> TablesRecord | None:
         """The record of its DPQ tables; None for a model without any."""
-        try:
-            record = read_record(self.model_cfg)
-            for table in record.tables.values() if record else ():
-                if table.options:
-                    table.config.validate(table.embedding_dim)
-        except (DPQConfigError, TypeError) as error:
-            raise CheckpointError(f"{self.path}: {error}") from error
-        return record
+        if self._record is None:
+            try:
+                self._record = read_record(self.model_cfg)
+                if self._record is not None:
+                    check_record(self._record, self.weights)
+            except DPQConfigError as error:
+                self._record = None
+                raise CheckpointError(f"{self.path}: {error}") from error
+        return self._record
 
     def dpq_record(self) -> TablesRecord:
         """The record of its DPQ tables; a model without any is an error."""
@@ -86,7 +89,10 @@ def keys_of(weights: Mapping[str, Tensor], paths: list[str]) -> list[str]:
 
 
 def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedding:
-    """A table in its training form, for evaluation, on the checkpoint's own memory."""
+    """A table in its training form, for evaluation, on the checkpoint's own memory.
+
+    `table` is of `checkpoint.record()`, so that its tensors are known to fit.
+    """
     c = table.config
     n, d = table.num_embeddings, table.embedding_dim
     # State that only training needs
@@ -97,10 +103,10 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     layer = DPQEmbedding(1, d, **{**c.layer_options(), **kept})
     shapes = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
     shapes.update(layer.method.shapes(layer.config, n, d))
-    for name, shape in shapes.items():
+    for name in shapes:
         if name == "norm_updates":
             continue
-        tensor = _take(checkpoint, f"{path}.{name}", shape)
+        tensor = _take(checkpoint, f"{path}.{name}")
         _check_finite(checkpoint, f"{path}.{name}", tensor)
         if name in layer._parameters:
             layer._parameters[name] = nn.Parameter(tensor.detach(), requires_grad=False)
@@ -126,11 +132,6 @@ def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
     weights = checkpoint.weights
     part = {key[len(path) + 1 :]: weights[key] for key in keys_of(weights, [path])}
     cls = FORMS[table.form["kind"]]
-    stored = _take(checkpoint, f"{path}.{cls.mark}", None)
-    if stored.dim() != 2 or stored.shape[0] != table.num_embeddings:
-        raise CheckpointError(
-            f"{checkpoint.path}: {path}.{cls.mark} do not fit the record of the table"
-        )
     dtype = next((t.dtype for t in part.values() if t.is_floating_point()), None)
     try:
         module = table.empty_form(dtype=dtype, **cls.as_stored)
@@ -141,14 +142,10 @@ def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
     return module.eval()
 
 
-def _take(checkpoint: Checkpoint, key: str, shape: tuple[int, ...] | None) -> Tensor:
+def _take(checkpoint: Checkpoint, key: str) -> Tensor:
     tensor = checkpoint.weights.get(key)
     if tensor is None:
         raise CheckpointError(f"{checkpoint.path} has no {key}, though its record names the table")
-    if shape is not None and tuple(tensor.shape) != shape:
-        raise CheckpointError(
-            f"{checkpoint.path}: {key} has shape {tuple(tensor.shape)}, its record says {shape}"
-        )
     return tensor
 
 
@@ -181,14 +178,16 @@ def _storage(tensor: Tensor) -> tuple[int, int]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
+    """The tensors of nested containers, which may contain themselves."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(value.values() if isinstance(value, Mapping) else value)
 
 
 def stored_bytes(value: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,8 +21,10 @@ from fairseq_dpq.checkpoints.checkpoint import (
 )
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.upgrading import upgraded_cfg
+from fairseq_dpq.checksums import tensors_crc32
 from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.fairseq_plugin.configs import write_record
+from fairseq_dpq.fairseq_plugin.trial import loads_in_fairseq
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.record import Table, TablesRecord
 
@@ -99,12 +101,16 @@ def compact_state(
                 used=used,
             )
         )
-    tables = {
-        item.path: replace(item.table, form={"kind": item.form.kind, **item.form.settings()})
-        for item in done
-    }
+    tables = {item.path: stored_table(item.table, item.form) for item in done}
     new = TablesRecord(tables, stage="compact", source=source)
     return inference_state(checkpoint, model, new), done
+
+
+def stored_table(table: Table, form: Form) -> Table:
+    """The record of a table in a stored form, with the checksums of its tensors."""
+    tensors = {k: t for k, t in form.state_dict().items() if k not in form.packed_tensors}
+    settings = {"kind": form.kind, **form.settings()}
+    return replace(table, form=settings, checksums=tensors_crc32(tensors))
 
 
 def inference_state(
@@ -114,6 +120,8 @@ def inference_state(
     old = checkpoint.state
     state: dict[str, Any] = {"args": None, "cfg": upgraded_cfg(checkpoint), "model": model}
     history = old.get("optimizer_history") or [{}]
+    if not isinstance(history, list) or not isinstance(history[-1], Mapping):
+        raise CheckpointError(f"{checkpoint.path}: its optimizer_history is not a list of dicts")
     state["optimizer_history"] = [
         {
             "criterion_name": history[-1].get("criterion_name", "CrossEntropyCriterion"),
@@ -133,7 +141,9 @@ def _half(checkpoint: Checkpoint, weights: dict[str, Tensor]) -> dict[str, Tenso
     cast: dict[tuple[Any, ...], Tensor] = {}
     out = {}
     for key, tensor in weights.items():
-        if tensor.dtype in (torch.float32, torch.float64, torch.bfloat16):
+        # fairseq never sets `_float_tensor`, which only carries a dtype: it may hold anything
+        unset = key.split(".")[-1] == "_float_tensor"
+        if tensor.dtype in (torch.float32, torch.float64, torch.bfloat16) and not unset:
             same = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
             if same not in cast:
                 _check_range(checkpoint, key, tensor, torch.float16, "--half")
@@ -165,8 +175,10 @@ def verify(
     progress: Progress | None = None,
     shown: Path | None = None,
     trust: bool = False,
-) -> None:
+) -> bool:
     """Reload a compact checkpoint and compare it with the training checkpoint, bit for bit.
+
+    Whether fairseq has loaded it too, which takes the model's data; if it cannot, that is an error.
 
     Every row of every table is compared with what the training form gives in `eval()`, under each
     of its names, and every other tensor with its origin; float16 and bfloat16 with the rounded
@@ -174,7 +186,11 @@ def verify(
     """
     copy_ = Checkpoint.load(written, trust)
     copy_.path = shown or written
-    old, new = origin.dpq_record(), copy_.dpq_record()
+    old = origin.dpq_record()
+    try:
+        new = copy_.dpq_record()
+    except CheckpointError as error:
+        raise CheckpointError(f"verification failed: {error}") from error
     if new.stage != "compact" or list(old.tables) != list(new.tables):
         raise _differs(copy_, "the record of its tables")
     for path, table in new.tables.items():
@@ -195,6 +211,8 @@ def verify(
         ours, theirs = copy_.weights.get(key), origin.weights.get(key)
         if ours is None or theirs is None or not _same_bits(ours, theirs.to(ours.dtype)):
             raise _differs(copy_, key)
+    # What only --trust can load, fairseq refuses.
+    return not trust and loads_in_fairseq(written, copy_.state.get("cfg"))
 
 
 def _compare_rows(
@@ -206,11 +224,12 @@ def _compare_rows(
 ) -> None:
     with torch.no_grad():
         dtype = module(torch.zeros(0, dtype=torch.int64)).dtype
-        for start in range(0, layer.num_embeddings, _ROWS):
-            rows = torch.arange(start, min(start + _ROWS, layer.num_embeddings))
+        step = max(1, _ROWS * 1024 // max(1024, layer.embedding_dim))
+        for start in range(0, layer.num_embeddings, step):
+            rows = torch.arange(start, min(start + step, layer.num_embeddings))
             expected = layer(rows).to(dtype)
             if not _same_bits(module(rows), expected):
-                raise _differs(checkpoint, f"a row of {path} between {start} and {start + _ROWS}")
+                raise _differs(checkpoint, f"a row of {path} between {start} and {start + step}")
             if progress is not None:
                 progress(rows.numel())
 

@@ -4,10 +4,12 @@ Where torch can, the file is memory-mapped, so that what nobody reads costs noth
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 import re
 import types
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.forms.fitting import is_plain
 
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _MAPS = "mmap" in inspect.signature(torch.load).parameters
@@ -29,6 +32,17 @@ _TENSOR_GLOBALS = (
     "torch.device",
     "torch.serialization._get_layout",
 )
+
+
+# What the parts of a checkpoint are, where they are there
+_KINDS: dict[str, Any] = {
+    "args": (Namespace, Mapping),
+    "cfg": (Namespace, Mapping),
+    "optimizer_history": list,
+    "extra_state": Mapping,
+    "task_state": Mapping,
+}
+_SPARE = 64 << 20  # bytes that a small file may take too
 
 
 class Refused(CheckpointError):
@@ -52,7 +66,9 @@ def load_checkpoint(path: str | Path, trust: bool = False) -> dict[str, Any]:
         raise CheckpointError(f"{path} is truncated: copy it again") from error
     except MemoryError as error:
         raise CheckpointError(f"{path} does not fit into memory") from error
-    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # a damaged pickle can fail in any way
         if "EOF" in str(error):
             raise CheckpointError(f"{path} is truncated: copy it again") from error
         raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is damaged") from error
@@ -72,12 +88,25 @@ def _check_file(path: Path) -> bool:
         raise CheckpointError(f"{path} is empty")
     if head != b"PK\x03\x04":
         return False
-    if not zipfile.is_zipfile(path):  # the directory of a zip file is at its end
-        raise CheckpointError(f"{path} is truncated: copy it again")
-    with zipfile.ZipFile(path) as archive:
-        names = {name.rsplit("/", 1)[-1] for name in archive.namelist()}
+    try:
+        if not zipfile.is_zipfile(path):  # the directory of a zip file is at its end
+            raise CheckpointError(f"{path} is truncated: copy it again")
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged directory can fail in any way
+        raise CheckpointError(f"{path} is damaged: its zip directory cannot be read") from error
+    names = {entry.filename.rsplit("/", 1)[-1] for entry in entries}
     if "data.pkl" not in names or "constants.pkl" in names:
         raise CheckpointError(f"{path} is not a fairseq checkpoint but another zip file")
+    size = os.path.getsize(path)
+    for entry in entries:
+        # torch stores without compression: what claims more than it takes is damaged, or a bomb
+        if entry.file_size != entry.compress_size or entry.file_size > size:
+            raise CheckpointError(
+                f"{path} is damaged: {entry.filename} claims {entry.file_size} bytes"
+            )
     return True
 
 
@@ -93,9 +122,11 @@ def _load(path: Path, trust: bool, mapped: bool) -> Any:
     if _TORCH >= (2, 6):
         from fairseq_dpq.fairseq_plugin import compat
 
-        # On leaving, torch would forget also what was allowed before: add only what is missing.
+        # On leaving, torch would forget also what was allowed before: add only what is missing. The
+        # list first: it imports fairseq, and with it the plugin, which allows what fairseq needs.
+        wanted = compat.safe_globals()
         known = torch.serialization.get_safe_globals()
-        missing = [item for item in compat.safe_globals() if item not in known]
+        missing = [item for item in wanted if item not in known]
         with torch.serialization.safe_globals(missing):
             return torch.load(source, weights_only=True, **how)
     # Older versions of torch have no allow-list that takes names: the same list, kept here.
@@ -136,11 +167,42 @@ def _refusal(path: Path, wanted: str) -> Refused:
 def _check_state(path: Path, state: Any) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
         raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no 'model' entry")
-    if not all(isinstance(value, Tensor) for value in state["model"].values()):
+    weights = state["model"]
+    if not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in weights.items()):
         raise CheckpointError(f"{path} is not a fairseq checkpoint: 'model' is no table of tensors")
-    if not state.get("cfg") and not state.get("args"):
+    if not any(_present(state.get(key)) for key in ("cfg", "args")):
         raise CheckpointError(
             f"{path} is not a fairseq checkpoint: it has neither 'cfg' nor 'args', the "
             "configuration of its model"
         )
+    for key, kinds in _KINDS.items():
+        if state.get(key) is not None and not isinstance(state[key], kinds):
+            raise CheckpointError(
+                f"{path} is not a fairseq checkpoint: its {key} is of type "
+                f"{type(state[key]).__name__}"
+            )
+    _check_sizes(path, weights)
     return state
+
+
+def _present(config: Any) -> bool:
+    return isinstance(config, Namespace) or (isinstance(config, Mapping) and len(config) > 0)
+
+
+def _check_sizes(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that would take far more memory than the file has bytes."""
+    limit = 4 * os.path.getsize(path) + _SPARE
+    views: set[Any] = set()
+    total = 0
+    for key, tensor in weights.items():
+        if not is_plain(tensor):
+            raise CheckpointError(f"{path}: {key} is not a plain tensor")
+        view = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if view not in views:
+            views.add(view)
+            total += tensor.numel() * tensor.element_size()
+        if total > limit:
+            raise CheckpointError(
+                f"{path}: {key} claims a size of {tuple(tensor.shape)}; a file of "
+                f"{os.path.getsize(path)} bytes cannot hold that"
+            )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.checkpoints.checkpoint import Checkpoint, separate, stored_bytes
-from fairseq_dpq.checkpoints.compaction import inference_state
+from fairseq_dpq.checkpoints.compaction import inference_state, stored_table
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.report import same_table, token_tables
 from fairseq_dpq.checkpoints.upgrading import upgraded_names
@@ -17,6 +17,7 @@ from fairseq_dpq.config import PluginConfig, say_flag_of
 from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.fairseq_plugin.choosing import choose, decoder_only
 from fairseq_dpq.fairseq_plugin.configs import set_options
+from fairseq_dpq.fairseq_plugin.trial import loads_in_fairseq
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form, Settings
 from fairseq_dpq.record import Table, TablesRecord
@@ -104,7 +105,7 @@ def quantize_state(
             except ValueError as error:
                 raise CheckpointError(f"{path}: {error}") from error
             tensors = form.state_dict()
-            table.form = {"kind": kind, **form.settings()}
+            table = stored_table(table, form)
         record.tables[path] = table
         tensors = separate(tensors)
         for name in [path, *aliases]:
@@ -150,10 +151,14 @@ def _tied(weights: Mapping[str, Tensor], cfg: Any, path: str, aliases: list[str]
 
 
 def check_written(state: dict[str, Any], written: Any, trust: bool = False) -> None:
-    """Reload a written checkpoint and compare every tensor with what should be there."""
+    """Reload a written checkpoint, in fairseq too where it can, and compare every tensor with what
+    should be there."""
     copy = Checkpoint.load(written, trust)
+    copy.dpq_record()
     same = list(copy.weights) == list(state["model"]) and all(
         torch.equal(tensor, state["model"][key]) for key, tensor in copy.weights.items()
     )
     if not same:
         raise CheckpointError("verification failed: the written file differs from what was made")
+    if not trust:
+        loads_in_fairseq(written, copy.state.get("cfg"))

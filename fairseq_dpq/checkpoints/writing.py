@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import shutil
 from pathlib import Path
-from typing import Any, BinaryIO, Callable
+from typing import Any, BinaryIO, Callable, Iterator
 
 import torch
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def check_target(target: Path, inputs: list[Path], force: bool) -> None:
@@ -33,23 +40,68 @@ def write_whole(
     check: Callable[[Path], None] | None = None,
     force: bool = False,
 ) -> None:
-    """Write a temporary file beside `target`, fsync, `check` it, and only then give it its name."""
-    part = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    """Write a temporary file beside `target`, fsync, `check` it, and only then give it its name.
+
+    The temporary file is locked as long as its process lives: the next run can tell what a killed
+    one has left from what another is writing.
+    """
+    part = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         try:
-            with part.open("wb") as file:
+            with _create(part, target) as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+                if check is not None:
+                    check(part)
+                _give_name(part, target, force)
         except OSError as error:
             raise _explain(target, error) from error
-        if check is not None:
-            check(part)
-        _give_name(part, target, force)
     finally:
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
     _sync_folder(target.parent)
+
+
+def _create(part: Path, target: Path) -> BinaryIO:
+    """Open and lock a temporary file, once those of killed runs on the same target are gone."""
+    with _folder_lock(target.parent):
+        pattern = re.compile(re.escape(f".{target.name}.") + r"\d+\.[0-9a-f]{8}\.tmp")
+        for name in os.listdir(target.parent):
+            if pattern.fullmatch(name) and not _remove_unlocked(target.parent / name):
+                raise CheckpointError(f"another run is writing {target}")
+        file = part.open("xb")
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+
+
+@contextlib.contextmanager
+def _folder_lock(folder: Path) -> Iterator[None]:
+    """Between two processes, one at a time looks for temporary files and makes its own."""
+    handle = os.open(folder, os.O_RDONLY) if fcntl is not None else None
+    try:
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _remove_unlocked(part: Path) -> bool:
+    """Remove a temporary file unless a living process holds it."""
+    if fcntl is None:
+        return True
+    with contextlib.suppress(FileNotFoundError), part.open("rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        part.unlink()
+    return True
 
 
 def save_state(state: Any, file: BinaryIO) -> None:

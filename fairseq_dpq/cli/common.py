@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.printable import printable
 
 _LARGE = 50_000  # rows from which a progress bar is worth its line
 
@@ -37,7 +38,14 @@ def run(
     except (CheckpointError, DPQConfigError) as error:
         if args.debug:
             raise
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: error: {printable(error)}", file=sys.stderr)
+        return 2
+    except (MemoryError, RecursionError) as error:
+        if args.debug:
+            raise
+        deep = isinstance(error, RecursionError)
+        what = "is nested too deeply" if deep else "needs more memory than there is"
+        print(f"{parser.prog}: error: the input {what}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
@@ -49,7 +57,8 @@ def run(
             raise
         first = (str(error).splitlines() or [""])[0]
         print(
-            f"{parser.prog}: unexpected {type(error).__name__}: {first} (--debug shows where)",
+            f"{parser.prog}: unexpected {type(error).__name__}: {printable(first)} "
+            "(--debug shows where)",
             file=sys.stderr,
         )
         return 1
@@ -79,6 +88,7 @@ class Bars:
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as text in columns: the first left-aligned, the others right-aligned."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -106,10 +116,10 @@ def notes(table: dict[str, Any], also_ends: str = "") -> list[str]:
     also = [f"also {name}" for name in table["aliases"]]
     also += [f"tied to {name}" for name in table.get("tied_outputs", [])]
     if also:
-        lines.append(f"{table['path']}: {', '.join(also)}{also_ends}")
+        lines.append(printable(f"{table['path']}: {', '.join(also)}{also_ends}"))
     if table.get("measured_cr", 1) < 1:
         lines.append(
-            f"{table['path']}: larger than the full table; take a smaller --dpq-D or --dpq-K, or "
-            "--dpq-share-subspaces"
+            f"{printable(table['path'])}: larger than the full table; take a smaller --dpq-D or "
+            "--dpq-K, or --dpq-share-subspaces"
         )
     return lines

@@ -15,6 +15,7 @@ from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.report import compacted_facts, left_alone, saving
 from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
 from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table, used_codes
+from fairseq_dpq.printable import printable
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -97,9 +98,12 @@ def compact(args: argparse.Namespace) -> None:
         progress=bars,
     )
 
+    loaded = False
+
     def check(written: Path) -> None:
+        nonlocal loaded
         if args.verify:
-            verify(checkpoint, written, bars, output, args.trust)
+            loaded = verify(checkpoint, written, bars, output, args.trust)
 
     write_whole(output, lambda file: save_state(state, file), check, args.force)
     bars.close()
@@ -112,6 +116,7 @@ def compact(args: argparse.Namespace) -> None:
         "ema": args.ema,
         "ema_left_out": ema_left,
         "verified": args.verify,
+        "loaded_in_fairseq": loaded,
         "embeddings": [compacted_facts(done) for done in tables],
         "left_alone": left_alone(checkpoint, checkpoint.record()),
         "file": saving(checkpoint, output.stat().st_size, tables),
@@ -141,7 +146,8 @@ def _text(facts: dict[str, Any]) -> str:
     for table in facts["embeddings"]:
         lines += notes(table, "; stored once")
     for item in facts["left_alone"]:
-        lines.append(f"left alone: {item['name']}, {size(item['bytes'])} bytes: {item['why']}")
+        text = f"left alone: {item['name']}, {size(item['bytes'])} bytes: {item['why']}"
+        lines.append(printable(text))
     if facts["ema_left_out"]:
         lines.append("left out: the EMA weights; --ema takes them instead of the last ones")
     file = facts["file"]
@@ -159,7 +165,9 @@ def _text(facts: dict[str, Any]) -> str:
     done = (
         f"verified: every row equals {exact} bit for bit" if facts["verified"] else "not verified"
     )
-    lines.append(f"{facts['output']}: {file['before'] / file['after']:.1f}x smaller; {done}")
+    lines.append(
+        f"{printable(facts['output'])}: {file['before'] / file['after']:.1f}x smaller; {done}"
+    )
     return "\n".join(lines)
 
 

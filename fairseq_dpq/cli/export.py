@@ -15,6 +15,7 @@ from fairseq_dpq.checkpoints.writing import check_target, write_whole
 from fairseq_dpq.cli.common import Bars, add_common, run, size
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.forms.base import Form
+from fairseq_dpq.printable import printable
 from fairseq_dpq.record import Table, TablesRecord
 from fairseq_dpq.safetensors_file import metadata, symbols_tensor
 
@@ -64,7 +65,7 @@ def export(args: argparse.Namespace) -> None:
         "padding_idx": module.padding_idx,
         **module.settings(),
     }
-    meta = metadata(path, config)
+    meta = metadata(path, config, tensors)
 
     def write(file: BinaryIO) -> None:
         from safetensors.torch import save
@@ -86,7 +87,9 @@ def export(args: argparse.Namespace) -> None:
     else:
         shape = f"{table.num_embeddings} x {table.embedding_dim}"
         print(
-            f"{target}: {path}, {shape}, {size(target.stat().st_size)} bytes (full table: ", end=""
+            f"{printable(f'{target}: {path}')}, {shape}, {size(target.stat().st_size)} bytes "
+            "(full table: ",
+            end="",
         )
         print(f"{size(4 * table.num_embeddings * table.embedding_dim)})")
 

@@ -21,6 +21,7 @@ from fairseq_dpq.checkpoints.report import left_alone, table_facts, token_tables
 from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table, used_codes
 from fairseq_dpq.config import DPQConfig, DPQConfigError, add_flags, say_flag
 from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.printable import printable
 from fairseq_dpq.record import TablesRecord
 
 _ROWS = 1 << 15
@@ -131,11 +132,13 @@ def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, An
 
 
 def _text(facts: dict[str, Any], args: argparse.Namespace) -> str:
-    lines = [f"{facts['checkpoint']}: {facts['form']} form, {size(facts['file_bytes'])} bytes"]
+    lines = [
+        f"{printable(facts['checkpoint'])}: {facts['form']} form, {size(facts['file_bytes'])} bytes"
+    ]
     if facts["optimizer_bytes"]:
         lines[0] += f", {size(facts['optimizer_bytes'])} of them optimiser state"
     if facts.get("source"):
-        lines[0] += f", made of {facts['source']}"
+        lines[0] += f", made of {printable(facts['source'])}"
     if not facts["embeddings"]:
         return lines[0] + "\nno token embedding found"
     full = facts["form"] == "full"
@@ -143,7 +146,8 @@ def _text(facts: dict[str, Any], args: argparse.Namespace) -> str:
     for table in facts["embeddings"]:
         lines += notes(table)
     for item in facts["left_alone"]:
-        lines.append(f"not DPQ: {item['name']}, {size(item['bytes'])} bytes: {item['why']}")
+        text = f"not DPQ: {item['name']}, {size(item['bytes'])} bytes: {item['why']}"
+        lines.append(printable(text))
     return "\n".join(lines)
 
 

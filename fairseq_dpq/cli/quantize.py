@@ -22,6 +22,7 @@ from fairseq_dpq.config import (
     flag_fields,
 )
 from fairseq_dpq.forms import FORMS
+from fairseq_dpq.printable import printable
 
 _DECODER = {"decoder_K": "K", "decoder_D": "D"}  # the decoder's own of an option
 _FLAGS = [f.name for f in flag_fields()]
@@ -177,7 +178,7 @@ def _text(facts: dict[str, Any]) -> str:
         lines += notes(table)
     file = facts["file"]
     lines.append(
-        f"{facts['output']} ({facts['stage']} form): {size(file['before'])} -> "
+        f"{printable(facts['output'])} ({facts['stage']} form): {size(file['before'])} -> "
         f"{size(file['after'])} bytes"
     )
     return "\n".join([text_table(rows), "", *lines])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
+from fairseq_dpq.checkpoints import gate
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin import options, replace, resume, training
 from fairseq_dpq.fairseq_plugin.configs import (
@@ -205,11 +206,13 @@ def load_checkpoint(old: Callable) -> Callable:
 
 
 def load_checkpoint_to_cpu(old: Callable) -> Callable:
-    """Compare a checkpoint's DPQ options with those of the trainer that restores it."""
+    """Let a checkpoint's DPQ tables pass the gate, and compare their options with those of the
+    trainer that restores it."""
 
     @functools.wraps(old)
     def load(path: str, *args: Any, **kwargs: Any) -> Any:
         state = old(path, *args, **kwargs)
+        gate.check_state(state, str(path))
         if _restoring:
             trainer, reset_optimizer = _restoring[-1]
             resume.check_restore(trainer.cfg.model, state, str(path), reset_optimizer)

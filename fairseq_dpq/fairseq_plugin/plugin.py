@@ -9,6 +9,7 @@ import sys
 from typing import Any, Iterator
 
 from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.printable import printable
 
 
 def register() -> None:
@@ -34,7 +35,7 @@ def _say_errors_plainly() -> None:
 
     def hook(kind: Any, error: Any, traceback: Any) -> None:
         if issubclass(kind, DPQConfigError) and not os.environ.get("FAIRSEQ_DPQ_DEBUG"):
-            print(f"fairseq_dpq: error: {error}", file=sys.stderr)
+            print(f"fairseq_dpq: error: {printable(error)}", file=sys.stderr)
         else:
             old(kind, error, traceback)
 

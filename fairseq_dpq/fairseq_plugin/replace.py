@@ -103,6 +103,8 @@ def replace_tables(
             config = resume.adopt(config, saved.tables[found.path], saved)
         tied = bool(found.tied) or len(found.paths) > 1
         config = config.resolved(tied, max_update)
+        if "warmup_updates" in config.method_object.options:
+            logger.info(f"{found.path}: {_schedule(config)}")
         table = FairseqDPQEmbedding(
             old.num_embeddings,
             old.embedding_dim,
@@ -149,6 +151,17 @@ def restore_tables(model: nn.Module, record: TablesRecord) -> None:
             new = FairseqDPQEmbedding(*size, **table.config.layer_options())
         new.train(model.training)
         _put(model, found[path], new)
+
+
+def _schedule(config: DPQConfig) -> str:
+    """What the first updates do, for the log."""
+    if config.warmup_updates:
+        last = config.warmup_updates + (config.ramp_updates or 0)
+        return (
+            f"plain until update {config.warmup_updates}, then k-means gives the codes; all "
+            f"quantised from update {last} on"
+        )
+    return "no warm-up; one often gives better codes: --max-update N or --dpq-warmup-updates N"
 
 
 def _put(model: nn.Module, found: Found, table: nn.Module) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import zlib
-from pathlib import Path
 from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_dpq.memory import memory_of
-from fairseq_dpq.safetensors_file import ExportError, open_mapped
 
 CRC_BITS = 32
 Settings = Dict[str, Any]
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class FormOption(NamedTuple):
@@ -24,6 +22,14 @@ class FormOption(NamedTuple):
     flag: str  # one of the plugin's, or the form's own
     default: Any
     help: str = ""  # of a flag of its own
+
+
+class Layout(NamedTuple):
+    """What a tensor of a stored form must be."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    optional: bool = False
 
 
 class Form(nn.Module):
@@ -38,6 +44,7 @@ class Form(nn.Module):
     # Tensors of its state_dict that hold packed bits: averaging checkpoints would destroy them.
     packed_tensors: ClassVar[tuple[str, ...]] = ()
     as_stored: ClassVar[Settings] = {}  # keywords that keep its tensors in their stored bytes
+    setting_types: ClassVar[dict[str, type]]  # of `settings()`
 
     def _set_size(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None) -> None:
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
@@ -64,6 +71,20 @@ class Form(nn.Module):
     @classmethod
     def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
         """Raise ValueError for settings that cannot work; `say` names one for the reader."""
+
+    @classmethod
+    def layout(
+        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
+    ) -> dict[str, Layout]:
+        """What its tensors must be; `found` are those that are there. ValueError for settings that
+        cannot be. Nothing may be allocated by sizes that no tensor has confirmed."""
+        raise NotImplementedError
+
+    @classmethod
+    def check_contents(
+        cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
+    ) -> None:
+        """Raise ValueError for tensors of the right layout that hold impossible numbers."""
 
     @classmethod
     def work(cls, settings: Settings) -> int:
@@ -106,6 +127,9 @@ class Form(nn.Module):
     ) -> Form:
         """From `settings()` and `export_tensors()`, without a copy of large tensors if it can."""
         raise NotImplementedError
+
+    def verify(self) -> None:
+        """Read and check what opening a file has left unread; ValueError if it is damaged."""
 
     def shrunk(self) -> Form:
         """The same rows in fewer bytes, where something in it is not used."""
@@ -162,22 +186,3 @@ def wrong_shape(key: str, found: Tensor, shape: tuple[int, ...]) -> str:
         f"size mismatch for {key}: the checkpoint has {tuple(found.shape)}, this model needs "
         f"{shape}"
     )
-
-
-def from_file(path: str | Path, forms: Mapping[str, type[Form]]) -> Form:
-    """The table of a file of fairseq-dpq-export, in one of these forms by kind."""
-    meta, tensors = open_mapped(path)
-    try:
-        config = json.loads(meta["config"])
-        kind = config.pop("kind", "product_codes")  # version 1 knows no other
-        sizes = (config.pop(k) for k in ("num_embeddings", "embedding_dim", "padding_idx"))
-        n, d, pad = (None if size is None else int(size) for size in sizes)
-        if n is None or d is None:
-            raise ValueError("its config has no size")
-        if kind not in forms:
-            raise ExportError(f"{path} holds a table of kind {kind}, not {' or '.join(forms)}")
-        return forms[kind].from_tensors(n, d, pad, config, tensors)
-    except ExportError:
-        raise
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ExportError(f"{path} is damaged: {error}") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
 
 import torch
 from torch import Tensor
 
-from fairseq_dpq.forms.base import Form, FormOption, Settings
+from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings
 
 
 class LowRankEmbedding(Form):
@@ -16,6 +16,7 @@ class LowRankEmbedding(Form):
     kind = "low_rank"
     mark = "left"
     options = (FormOption("rank", "--dpq-rank", 32),)
+    setting_types: ClassVar[dict[str, type]] = {"rank": int}
 
     if TYPE_CHECKING:  # TorchScript cannot read annotations that are strings
         left: Tensor
@@ -81,6 +82,15 @@ class LowRankEmbedding(Form):
             raise ValueError(f"{text}: must be from 1 to the embedding size {embedding_dim}")
 
     @classmethod
+    def layout(
+        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
+    ) -> dict[str, Layout]:
+        rank = settings["rank"]
+        if not 1 <= rank <= embedding_dim:
+            raise ValueError(f"rank={rank}: must be from 1 to embedding_dim={embedding_dim}")
+        return {"left": Layout((num_embeddings, rank)), "right": Layout((rank, embedding_dim))}
+
+    @classmethod
     def from_tensors(
         cls,
         num_embeddings: int,
@@ -90,10 +100,7 @@ class LowRankEmbedding(Form):
         tensors: Mapping[str, Tensor],
     ) -> LowRankEmbedding:
         left, right = tensors["left"], tensors["right"]
-        rank = int(settings["rank"])
-        if left.shape != (num_embeddings, rank) or right.shape != (rank, embedding_dim):
-            raise ValueError("its tensors do not fit its config")
-        module = cls(1, embedding_dim, None, rank=rank, dtype=left.dtype)
+        module = cls(1, embedding_dim, None, rank=settings["rank"], dtype=left.dtype)
         module.left, module.right = left, right
         module._set_size(num_embeddings, embedding_dim, padding_idx)
         return module.eval()

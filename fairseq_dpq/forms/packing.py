@@ -119,3 +119,31 @@ def unpack_codes(packed: Tensor, bits: Sequence[int], dtype: torch.dtype) -> Ten
         part = unpack_even(rows, even, D) if even else unpack_rows(rows, plan, wide)
         codes[start : start + step] = part.to(dtype)
     return codes
+
+
+def check_spare_bits(name: str, packed: Tensor, used: int) -> None:
+    """Raise ValueError if a row has a bit set beyond the `used` ones."""
+    spare = 8 * packed.shape[1] - used
+    last = packed[:, -1]
+    for start in range(0, len(last), _CHUNK_BITS):
+        if spare and bool((last[start : start + _CHUNK_BITS] >> (8 - spare)).any()):
+            raise ValueError(f"{name}: bits beyond the {used} of a row are set")
+
+
+def check_range(name: str, packed: Tensor, sizes: Sequence[int]) -> None:
+    """Raise ValueError if a packed code of group j is not below sizes[j]."""
+    bits = [code_bits(size) for size in sizes]
+    check_spare_bits(name, packed, sum(bits))
+    if all(size == 1 << b for size, b in zip(sizes, bits)):
+        return  # any bits are a code
+    limit = torch.tensor(sizes, dtype=torch.int32)
+    step = max(1, _CHUNK_BITS // (8 * len(sizes)))
+    for start in range(0, len(packed), step):
+        codes = unpack_codes(packed[start : start + step], bits, torch.int32)
+        beyond = codes >= limit
+        if bool(beyond.any()):
+            row, group = beyond.nonzero()[0].tolist()
+            raise ValueError(
+                f"{name}: row {start + row} has code {int(codes[row, group])} in group {group}, "
+                f"which has {sizes[group]} codes"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
 
@@ -15,14 +16,15 @@ from fairseq_dpq.forms.base import (
     CRC_BITS,
     Form,
     FormOption,
+    Layout,
     Settings,
     crc32_bits,
-    from_file,
     wrong_shape,
 )
 from fairseq_dpq.forms.few_ids import FewIds
 from fairseq_dpq.forms.lookup import take_rows, unpack
 from fairseq_dpq.forms.packing import (
+    check_range,
     code_bits,
     code_dtype,
     even_width,
@@ -32,6 +34,7 @@ from fairseq_dpq.forms.packing import (
     unpack_codes,
     unpack_plan,
 )
+from fairseq_dpq.forms.product_layout import product_layout, stored_sizes
 from fairseq_dpq.forms.shrinking import drop_unused
 from fairseq_dpq.kmeans import ITERATIONS, kmeans
 from fairseq_dpq.sizes import MAX_K, division_problem
@@ -60,6 +63,7 @@ class CompactEmbedding(Form):
         FormOption("D", "--dpq-D", 16),
         FormOption("share_subspaces", "--dpq-share-subspaces", False),
     )
+    setting_types: ClassVar[dict[str, type]] = {"K": int, "D": int, "share_subspaces": bool}
 
     if TYPE_CHECKING:  # TorchScript cannot read annotations that are strings
         codes: Tensor
@@ -109,7 +113,8 @@ class CompactEmbedding(Form):
         rows = self.value_rows + (0 if self.padding_idx is None else 1)
         codes = torch.zeros(self.num_embeddings, width, dtype=kind, device=device)
         values = torch.zeros(rows, self.embedding_dim // self.D, dtype=dtype, device=device)
-        offsets = [0 if self.share_subspaces else sum(sizes[:j]) for j in range(self.D)]
+        starts = [0, *itertools.accumulate(sizes[:-1])]
+        offsets = [0] * self.D if self.share_subspaces else starts
         self.register_buffer("codes", codes)
         self.register_buffer("values", values)
         self.register_buffer(
@@ -199,12 +204,27 @@ class CompactEmbedding(Form):
             )
 
     @classmethod
+    def layout(
+        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
+    ) -> dict[str, Layout]:
+        return product_layout(num_embeddings, embedding_dim, settings, found)
+
+    @classmethod
+    def check_contents(
+        cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
+    ) -> None:
+        sizes = stored_sizes(settings["D"], settings["share_subspaces"], tensors)
+        check_range("codes", tensors["codes"], sizes)
+
+    @classmethod
     def work(cls, settings: Settings) -> int:
         return ITERATIONS
 
     @classmethod
     def from_file(cls, path: str | Path) -> CompactEmbedding:
         """From a file of fairseq-dpq-export, memory-mapped: rows are read when asked for."""
+        from fairseq_dpq.forms.files import from_file
+
         return from_file(path, {cls.kind: cls})  # type: ignore[return-value]
 
     @classmethod
@@ -216,7 +236,7 @@ class CompactEmbedding(Form):
         settings: Settings,
         tensors: Mapping[str, Tensor],
     ) -> CompactEmbedding:
-        sizes = [int(size) for size in tensors["sizes"]]
+        sizes = tensors["sizes"].tolist()
         codes, values = tensors["codes"], tensors["values"]
         # One row first: the codes of n rows stay where they are, in the file.
         module = cls(
@@ -224,16 +244,12 @@ class CompactEmbedding(Form):
             embedding_dim,
             None if padding_idx is None else 0,
             K=max(sizes),
-            D=int(settings["D"]),
-            share_subspaces=bool(settings["share_subspaces"]),
+            D=settings["D"],
+            share_subspaces=settings["share_subspaces"],
             sizes=sizes,
             packed=True,
             dtype=values.dtype,
         )
-        if codes.shape != (num_embeddings, module.codes.shape[1]):
-            raise ValueError("its codes do not fit its config")
-        if len(values) != module.value_rows:
-            raise ValueError("its values do not fit its config")
         module.values[: module.value_rows] = values
         module.codes = codes
         module._set_size(num_embeddings, embedding_dim, padding_idx)

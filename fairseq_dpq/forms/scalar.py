@@ -3,13 +3,22 @@ number of its row or of the whole table. The paper's baseline."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
 
 import torch
 from torch import Tensor
 
-from fairseq_dpq.forms.base import CRC_BITS, Form, FormOption, Settings, crc32_bits, wrong_shape
+from fairseq_dpq.forms.base import (
+    CRC_BITS,
+    Form,
+    FormOption,
+    Layout,
+    Settings,
+    crc32_bits,
+    wrong_shape,
+)
 from fairseq_dpq.forms.packing import (
+    check_spare_bits,
     even_width,
     pack_codes,
     row_bytes,
@@ -35,6 +44,7 @@ class ScalarEmbedding(Form):
         FormOption("bits", "--bits", 8, "bits of each number, 2 to 8"),
         FormOption("by_row", "--by-table", True, "one range for the table, not one for each row"),
     )
+    setting_types: ClassVar[dict[str, type]] = {"bits": int, "by_row": bool}
 
     if TYPE_CHECKING:  # TorchScript cannot read annotations that are strings
         levels: Tensor
@@ -106,6 +116,27 @@ class ScalarEmbedding(Form):
         return module
 
     @classmethod
+    def layout(
+        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
+    ) -> dict[str, Layout]:
+        bits = settings["bits"]
+        if not 2 <= bits <= 8:
+            raise ValueError(f"bits={bits}: must be from 2 to 8")
+        ranges = Layout((num_embeddings if settings["by_row"] else 1, 1))
+        return {
+            "levels": Layout((num_embeddings, (bits * embedding_dim + 7) // 8), (torch.uint8,)),
+            "levels_crc32": Layout((CRC_BITS,), (torch.bool,), optional=True),
+            "scale": ranges,
+            "offset": ranges,
+        }
+
+    @classmethod
+    def check_contents(
+        cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
+    ) -> None:
+        check_spare_bits("levels", tensors["levels"], settings["bits"] * embedding_dim)
+
+    @classmethod
     def from_tensors(
         cls,
         num_embeddings: int,
@@ -114,15 +145,10 @@ class ScalarEmbedding(Form):
         settings: Settings,
         tensors: Mapping[str, Tensor],
     ) -> ScalarEmbedding:
-        bits, by_row = int(settings["bits"]), bool(settings["by_row"])
-        scale = tensors["scale"]
-        module = cls(1, embedding_dim, None, bits=bits, by_row=by_row, dtype=scale.dtype)
-        ranges = (num_embeddings if by_row else 1, 1)
-        wanted = {"levels": (num_embeddings, module.levels.shape[1])}
-        wanted.update(scale=ranges, offset=ranges)
-        for name, shape in wanted.items():
-            if tensors[name].shape != shape:
-                raise ValueError(f"its {name} do not fit its config")
+        bits, by_row = settings["bits"], settings["by_row"]
+        dtype = tensors["scale"].dtype
+        module = cls(1, embedding_dim, None, bits=bits, by_row=by_row, dtype=dtype)
+        for name in ("levels", "scale", "offset"):
             setattr(module, name, tensors[name])
         module._set_size(num_embeddings, embedding_dim, padding_idx)
         return module.eval()

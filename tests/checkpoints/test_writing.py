@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import fairseq  # noqa: F401, once here and not in every child
 import pytest
 import torch
 
@@ -60,6 +61,7 @@ def test_killed_at_any_point(tmp_path, force) -> None:
     whole = load(target)
     old = b"what was there before"
     seen = {}
+    litter: list[int] = []
 
     def kill_at(step: int) -> str:
         """What is there when the tool is killed at this step."""
@@ -68,6 +70,7 @@ def test_killed_at_any_point(tmp_path, force) -> None:
             target.write_bytes(old)
         status = _run_until(step, [*argv, *(["--force"] if force else [])])
         assert status in (0, signal.SIGKILL)
+        litter.append(len(list(tmp_path.glob(".*.tmp"))))
         assert source.read_bytes() == before
         if not target.exists() or target.read_bytes() == old:
             assert status != 0 and target.exists() == force
@@ -90,6 +93,27 @@ def test_killed_at_any_point(tmp_path, force) -> None:
         seen[step] = seen.get(step) or kill_at(step)
     assert {"before", "whole, killed"} <= set(seen.values())
     assert len(seen) > 30
+    # A killed run leaves its temporary file, the next one removes it.
+    assert max(litter) == 1
+    assert _run_until(10**9, [*argv, "--force"]) == 0
+    assert sorted(os.listdir(tmp_path)) == ["in.pt", "out.pt", "steps"]
+
+
+def test_two_runs_on_one_target(tmp_path) -> None:
+    target = tmp_path / "out"
+    other = tmp_path / f".out.{os.getpid()}.00000000.tmp"
+    other.write_bytes(b"of a dead process")
+    strange = tmp_path / ".out.notes.tmp"
+    strange.write_bytes(b"not ours")
+
+    def write(file) -> None:
+        file.write(b"first")
+        with pytest.raises(CheckpointError, match=f"another run is writing {target}"):
+            writing.write_whole(target, lambda file: file.write(b"second") and None, force=True)
+
+    writing.write_whole(target, write, force=True)
+    assert target.read_bytes() == b"first"
+    assert sorted(os.listdir(tmp_path)) == [".out.notes.tmp", "out"]
 
 
 def test_a_full_disk_is_said_in_one_line(tmp_path) -> None:

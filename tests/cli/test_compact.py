@@ -14,7 +14,7 @@ import torch
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.cli import compact
 from fairseq_dpq.record import RECORD_KEY
-from helpers.toy_checkpoints import PATH, load, make_layer, save_toy
+from helpers.toy_checkpoints import PATH, edit_record, load, make_layer, save_toy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,9 +90,7 @@ def _damaged_record(state: dict) -> None:
 
 
 def _unknown_option(state: dict) -> None:
-    record = json.loads(getattr(state["cfg"]["model"], RECORD_KEY))
-    record["tables"][PATH]["options"]["surprise"] = 1
-    setattr(state["cfg"]["model"], RECORD_KEY, json.dumps(record))
+    edit_record(state, lambda record: record["tables"][PATH]["options"].update(surprise=1))
 
 
 def _nan(state: dict) -> None:
@@ -118,8 +116,8 @@ BAD = {
     _unknown_option: "surprise",
     _nan: "query holds NaN or infinite numbers (1 of them",
     _infinite: "values holds NaN or infinite numbers",
-    _missing: "has no encoder.embed_tokens.keys, though its record names the table",
-    _shape: "query has shape (3, 12), its record says (60, 12)",
+    _missing: "encoder.embed_tokens: keys is missing",
+    _shape: "size mismatch for query: expected (60, 12), found (3, 12)",
 }
 
 
@@ -174,3 +172,15 @@ def test_script_of_a_checkout(tmp_path) -> None:
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.splitlines()[-1].endswith(f"{target} exists; use --force to replace it")
     assert "Traceback" not in done.stderr
+
+
+def test_half_leaves_the_buffer_that_fairseq_never_sets(tmp_path) -> None:
+    source, target = save_toy(tmp_path / "in.pt"), tmp_path / "out.pt"
+    state = load(source)
+    key = "encoder.embed_positions._float_tensor"
+    state["model"][key] = torch.tensor([3e38])
+    torch.save(state, source)
+    assert compact.main([str(source), str(target), "--half"]) == 0
+    model = load(target)["model"]
+    assert model[key].dtype == torch.float32 and model[key].item() == torch.tensor(3e38).item()
+    assert model["decoder.embed_positions.weight"].dtype == torch.float16

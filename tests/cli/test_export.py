@@ -142,7 +142,7 @@ def test_files_that_are_no_exports(tmp_path) -> None:
         part.write_bytes(whole[:length])
         with pytest.raises(ExportError, match=r"not a safetensors file|truncated"):
             CompactEmbedding.from_file(part)
-    part.write_bytes(whole.replace(b'"version":"1"', b'"version":"7"'))
+    part.write_bytes(whole.replace(b'"version":"2"', b'"version":"7"'))
     with pytest.raises(ExportError, match="format version 7; this fairseq-dpq reads up to"):
         CompactEmbedding.from_file(part)
     with pytest.raises(ExportError):

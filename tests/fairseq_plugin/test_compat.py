@@ -236,8 +236,10 @@ def test_no_abort_at_exit(work: Path) -> None:
 
 def test_stock_aborts_at_exit(work: Path) -> None:
     command = [sys.executable, "-c", ABORT, "stock"]
-    if not any(fsq.run(command, cwd=work, ok=None).returncode == -6 for _ in range(3)):
-        pytest.skip("no abort in three runs: this Python ends such threads in another way")
+    codes = {fsq.run(command, cwd=work, ok=None).returncode for _ in range(3)}
+    assert codes <= {-6, 0}
+    if sys.version_info < (3, 13):  # later, a thread of a Python that ends is stopped quietly
+        assert -6 in codes, "the patch is no longer needed"
 
 
 # ------------------------------------------------------------------------------- CPU workers
@@ -352,28 +354,25 @@ def test_user_dir_may_be_imported_before(work: Path) -> None:
 def test_apply_is_idempotent_and_light(work: Path) -> None:
     """Nothing new is imported but fairseq's own compiled part, and the second call does nothing."""
     script = """
-        import importlib.util, json, sys, time
+        import importlib.util, json, sys
         import fairseq_cli.train
         before = set(sys.modules)
         spec = importlib.util.spec_from_file_location(
             "compat_alone", COMPAT + "/__init__.py", submodule_search_locations=[COMPAT])
         compat = sys.modules["compat_alone"] = importlib.util.module_from_spec(spec)
-        start = time.perf_counter()
         spec.loader.exec_module(compat)
         first = compat.apply()
-        seconds = time.perf_counter() - start
         new = [m for m in sorted(set(sys.modules) - before) if not m.startswith("compat_alone")]
-        print(json.dumps([first, compat.apply(), new, seconds]))
+        print(json.dumps([first, compat.apply(), new]))
     """
     script = textwrap.dedent(script).replace("COMPAT", repr(COMPAT))
     done = fsq.run([sys.executable, "-c", script], cwd=work)
-    first, second, new, seconds = json.loads(done.stdout.splitlines()[-1])
+    first, second, new = json.loads(done.stdout.splitlines()[-1])
     assert {"abort_at_exit", "cpu_workers", "ddp_on_cpu"} <= set(first)
     assert ("checkpoint_loading" in first) == fsq.torch_at_least(2, 4)
     assert ("numpy_names" in first) == (tuple(map(int, np.__version__.split(".")[:2])) >= (1, 24))
     assert second == []
     assert [m for m in new if m != "fairseq.data.data_utils_fast" and "cython" not in m] == []
-    assert seconds < 0.15
 
 
 def test_every_patch_says_why() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fairseq_dpq.forms import FORMS
-from fairseq_dpq.forms.base import from_file
+from fairseq_dpq.forms.files import from_file
 from fairseq_dpq.forms.low_rank import LowRankEmbedding
 from fairseq_dpq.forms.scalar import ScalarEmbedding
 from fairseq_dpq.safetensors_file import ExportError, metadata
@@ -77,9 +77,9 @@ def test_file_round_trip(kind: str, settings: dict, tmp_path) -> None:
     form = make(kind, settings)
     config = {"num_embeddings": N, "embedding_dim": DIM, "padding_idx": PAD, "kind": kind}
     path = tmp_path / "table.safetensors"
-    safetensors.save_file(
-        form.export_tensors(), str(path), metadata("table", {**config, **form.settings()})
-    )
+    tensors = form.export_tensors()
+    meta = metadata("table", {**config, **form.settings()}, tensors)
+    safetensors.save_file(tensors, str(path), meta)
     assert torch.equal(from_file(path, FORMS).dense(), form.dense())
     others = {k: v for k, v in FORMS.items() if k != kind}
     with pytest.raises(ExportError, match=f"holds a table of kind {kind}, not"):

@@ -249,7 +249,7 @@ def test_without_numpy(tmp_path) -> None:
     symbols = ["<s>", "<pad>", "</s>", "<unk>", "\u00e9\u2028", *(f"w{i}" for i in range(45))]
     tensors = {**compact.export_tensors(), "symbols": symbols_tensor(symbols)}
     config = {"num_embeddings": 50, "embedding_dim": 24, "padding_idx": 1, **compact.settings()}
-    meta = metadata("table", config)
+    meta = metadata("table", config, tensors)
     path = tmp_path / "table.safetensors"
     safetensors.save_file(tensors, str(path), meta)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Writes the golden files of the compact format, tests/golden/compact-v1.*: run once for each
+"""Writes the golden files of the compact format, tests/golden/compact-v2.*: run once for each
 version of the format, never again for an old one.
 
     PYTHONPATH=tests python -m helpers.make_golden
@@ -66,12 +66,14 @@ def main() -> None:
         state["cfg"] = {"model": cfg["model"], "task": {**cfg["task"], "data": "data"}}
         torch.save(state, trained)
         GOLDEN.mkdir(exist_ok=True)
-        small = GOLDEN / "compact-v1.pt"
+        small = GOLDEN / "compact-v2.pt"
         if compact.main([str(trained), str(small), "--lossless-shrink", "--debug"]):
             sys.exit(1)
-        table = GOLDEN / "compact-v1.safetensors"
+        table = GOLDEN / "compact-v2.safetensors"
         export.main([str(small), str(table), "--dict", str(data / "dict.txt"), "--debug"])
-        (GOLDEN / "dict.txt").write_bytes((data / "dict.txt").read_bytes())
+        text = (data / "dict.txt").read_bytes()
+        if text != (GOLDEN / "dict.txt").read_bytes():
+            sys.exit("the dictionary differs from that of the first version")
 
 
 if __name__ == "__main__":

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
 from fairseq_dpq import DPQEmbedding
 from fairseq_dpq.fairseq_plugin.configs import write_record
-from fairseq_dpq.record import Table, TablesRecord
+from fairseq_dpq.record import RECORD_KEY, Table, TablesRecord, sealed
 from helpers.layers import as_in_the_paper, large_start
 
 PATH = "encoder.embed_tokens"
@@ -79,3 +80,13 @@ def load(path: Path) -> dict[str, Any]:
     """A file of our own, read without any of the package's code."""
     kw = {} if torch.__version__ < "1.13" else {"weights_only": False}
     return torch.load(path, map_location="cpu", **kw)
+
+
+def edit_record(state: dict[str, Any], edit: Callable[[dict[str, Any]], Any]) -> None:
+    """Forge the record of a state; its checksum is made to fit."""
+    cfg = state["cfg"]["model"]
+    fields = vars(cfg) if isinstance(cfg, argparse.Namespace) else cfg
+    raw = json.loads(fields[RECORD_KEY])
+    raw.pop("crc32", None)
+    edit(raw)
+    fields[RECORD_KEY] = sealed(raw)

@@ -1,0 +1,104 @@
+"""Compares what a file claims of a table with the tensors that it holds, before it is built."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+import torch
+from torch import Tensor
+
+from fairseq_dpq.forms.base import Form, Layout
+from fairseq_dpq.printable import printable
+from fairseq_dpq.sizes import MAX_DIM
+
+
+def check_size(num_embeddings: Any, embedding_dim: Any, padding_idx: Any) -> None:
+    """Raise ValueError for a shape that no table has."""
+    check_type("num_embeddings", num_embeddings, int)
+    check_type("embedding_dim", embedding_dim, int)
+    if num_embeddings < 1:
+        raise ValueError(f"num_embeddings={num_embeddings}: must be 1 or more")
+    if not 1 <= embedding_dim <= MAX_DIM:
+        raise ValueError(f"embedding_dim={embedding_dim}: must be from 1 to {MAX_DIM}")
+    if padding_idx is not None:
+        check_type("padding_idx", padding_idx, int)
+        if not -num_embeddings <= padding_idx < num_embeddings:
+            raise ValueError(
+                f"padding_idx={padding_idx}: must be within the {num_embeddings} rows of the table"
+            )
+
+
+def check_type(name: str, value: Any, kind: type) -> None:
+    """Raise ValueError for a value of another type; a bool is not an int here."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{printable(name)}: expected {kind.__name__}, found {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """A value of a file, short enough for an error of one line."""
+    text = printable(repr(value))
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def check_settings(form: type[Form], settings: Any) -> None:
+    """Raise ValueError for settings that are not those of the form."""
+    check_type("settings", settings, dict)
+    for name, value in settings.items():
+        if name not in form.setting_types:
+            raise ValueError(f"{form.kind} has no setting {shown(name)}")
+        check_type(name, value, form.setting_types[name])
+    # K follows from the tensors; version 1 of the export does not say it
+    missing = [name for name in form.setting_types if name not in settings and name != "K"]
+    if missing:
+        raise ValueError(f"the setting {missing[0]} of {form.kind} is missing")
+
+
+def check_tensor(name: str, tensor: Tensor | None, want: Layout) -> None:
+    """Raise ValueError for a tensor that is not what it must be."""
+    if tensor is None:
+        if want.optional:
+            return
+        raise ValueError(f"{name} is missing")
+    if tuple(tensor.shape) != want.shape:
+        raise ValueError(
+            f"size mismatch for {name}: expected {want.shape}, found {tuple(tensor.shape)}"
+        )
+    if tensor.dtype not in want.dtypes:
+        kinds = " or ".join(map(str, want.dtypes))
+        raise ValueError(f"{name}: expected {kinds}, found {tensor.dtype}")
+    dense = tensor.numel() * tensor.element_size()
+    if not tensor.is_contiguous() or storage_bytes(tensor) < dense:
+        raise ValueError(f"{name}: expected {dense} bytes of its own, found an expanded tensor")
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor has its numbers in memory, one after the other or with strides."""
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.layout == torch.strided
+        and tensor.device.type != "meta"
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def storage_bytes(tensor: Tensor) -> int:
+    """Bytes of the memory behind a tensor."""
+    untyped = getattr(tensor, "untyped_storage", None)
+    return untyped().nbytes() if untyped is not None else tensor.storage().nbytes()  # torch 1
+
+
+def check_form(
+    form: type[Form],
+    size: tuple[int, int, int | None],
+    settings: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Raise ValueError unless the tensors are exactly those of the form, shape and dtype alike."""
+    check_size(*size)
+    check_settings(form, settings)
+    layout = form.layout(size[0], size[1], settings, tensors)
+    for name, want in layout.items():
+        check_tensor(name, tensors.get(name), want)
+    for name in tensors:
+        if name not in layout:
+            raise ValueError(f"{form.kind} has no tensor {printable(name)}")
