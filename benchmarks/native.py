@@ -184,7 +184,8 @@ def logits(report: Report, rounds: int, threads: int) -> None:
                 form = CompactEmbedding.from_codes(codes, values, D_MODEL, packed=packed)
                 name = f"D = {D}{', packed' if packed else ''}"
                 limits[name] = limit
-                sides[name] = lambda i, layer=CodesLinear(form), h=h: layer(h)
+                layer = CodesLinear(form)
+                sides[name] = lambda i, layer=layer, h=h: layer(h)
                 if not packed:
                     sides[f"D = {D}, PyTorch"] = lambda i, f=form, h=h: _by_partial_sums(f, h)
         times = timed(sides, max(10, rounds // 4), threads)

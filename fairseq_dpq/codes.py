@@ -23,7 +23,7 @@ from fairseq_dpq.normalization import Stats
 
 _CPU_CHUNK = 1 << 19  # responses held at once on a CPU: a few MB, so that they stay in cache
 _GPU_CHUNK = 1 << 24
-_ROWS = 1 << 15  # rows counted at once
+_ROWS = 1 << 12  # rows counted at once
 
 
 def best_codes(score: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
@@ -110,6 +111,12 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     return layer.eval()
 
 
+# Tensors of a mapped file stay there, where torch can do that (2.1 and later).
+_ASSIGN: dict[str, Any] = (
+    {"assign": True} if "assign" in signature(Form.load_state_dict).parameters else {}
+)
+
+
 def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
     """A table of a compact checkpoint, as it is stored."""
     weights = checkpoint.weights
@@ -123,7 +130,7 @@ def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
     dtype = next((t.dtype for t in part.values() if t.is_floating_point()), None)
     try:
         module = table.empty_form(dtype=dtype, **cls.as_stored)
-        module.load_state_dict(part)
+        module.load_state_dict(part, **_ASSIGN)
     except (RuntimeError, ValueError, TypeError) as error:
         text = (str(error).splitlines() or ["it cannot be loaded"])[-1].strip()
         raise CheckpointError(f"{checkpoint.path}: {path}: {text}") from error

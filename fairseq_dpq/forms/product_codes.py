@@ -154,7 +154,9 @@ class CompactEmbedding(Form):
             device=values.device,
         )
         module.values[: module.value_rows] = values
-        module.codes.copy_(pack_codes(codes, module.bits) if packed else codes)
+        for start in range(0, n, _ROWS):  # the packed codes are never there twice
+            part = codes[start : start + _ROWS]
+            module.codes[start : start + _ROWS] = pack_codes(part, module.bits) if packed else part
         return module
 
     @classmethod
@@ -268,9 +270,8 @@ class CompactEmbedding(Form):
         return known
 
     def _prepare(self) -> native.Table | FewIds:
-        codes, values = self.codes, self.values
+        codes, values, pad = self.codes, self.values, self.padding_idx
         shape = {"shared": self.share_subspaces, "packed": self.packed}
-        pad = self.padding_idx
         return native.table(codes, values, self.sizes, padding_idx=pad, **shape) or FewIds(
             codes, values, self.offsets, self.bits, self.packed, pad
         )
@@ -372,10 +373,8 @@ class CompactEmbedding(Form):
             self._allocate(wanted, self.values.dtype, self.codes.device)
         codes_shape = (self.num_embeddings, row_bytes(self.bits))
         values_shape = (self.value_rows, self.values.shape[1])
-        for name, found, shape in (
-            ("codes", codes, codes_shape),
-            ("values", values, values_shape),
-        ):
+        wanted_shapes = (("codes", codes, codes_shape), ("values", values, values_shape))
+        for name, found, shape in wanted_shapes:
             if tuple(found.shape) != shape:
                 error_msgs.append(wrong_shape(prefix + name, found, shape))
         stored = state_dict.get(prefix + "codes_crc32")
@@ -389,7 +388,11 @@ class CompactEmbedding(Form):
                 self.values[: self.value_rows] = values
                 if not self.packed:
                     codes = unpack_codes(codes, self.bits, self.codes.dtype)
-                self.codes.copy_(codes)
+                same = codes.dtype == self.codes.dtype and codes.is_contiguous()
+                if same and local_metadata.get("assign_to_params_buffers"):
+                    self.codes = codes
+                else:
+                    self.codes.copy_(codes)
         if strict:
             known = {prefix + name for name in ("codes", "codes_crc32", "values", "sizes")}
             unexpected_keys += [
