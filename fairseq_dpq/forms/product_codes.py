@@ -373,10 +373,8 @@ class CompactEmbedding(Form):
             self._allocate(wanted, self.values.dtype, self.codes.device)
         codes_shape = (self.num_embeddings, row_bytes(self.bits))
         values_shape = (self.value_rows, self.values.shape[1])
-        wanted_shapes = (("codes", codes, codes_shape), ("values", values, values_shape))
-        for name, found, shape in wanted_shapes:
-            if tuple(found.shape) != shape:
-                error_msgs.append(wrong_shape(prefix + name, found, shape))
+        pairs = (("codes", codes, codes_shape), ("values", values, values_shape))
+        error_msgs += [wrong_shape(prefix + n, t, s) for n, t, s in pairs if tuple(t.shape) != s]
         stored = state_dict.get(prefix + "codes_crc32")
         if stored is not None and stored.tolist() != crc32_bits(codes).tolist():
             error_msgs.append(
