@@ -29,7 +29,7 @@ SHAPES = [
 ]
 PATH = "encoder.embed_tokens"
 # Limits with the native library: seconds of CPU time on one core, bytes
-CODES, COMPACT, BEYOND = 8, 30, 0.6e9
+CODES, COMPACT, BEYOND = 8, 30, 1e9
 
 
 def write_checkpoint(file: Path, layer: DPQEmbedding, optimizer: bool) -> None:

@@ -67,7 +67,6 @@ class CompactEmbedding(Form):
         offsets: Tensor
         plan: Tensor
         _fast: native.Table | FewIds | None
-    _fast = None
 
     def __init__(
         self,
@@ -281,9 +280,6 @@ class CompactEmbedding(Form):
         found = None if is_tracing() else self._prepared()
         return found if isinstance(found, native.Table) else None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_fast": None}  # it points into this process's memory
-
     def unpacked_codes(self) -> Tensor:
         """Codes (n, D) in one or two bytes each."""
         if not self.packed:
@@ -309,7 +305,11 @@ class CompactEmbedding(Form):
         return f"K={max(self.sizes)}, D={self.D}{shared}"
 
     def codes_in_use(self) -> dict[str, Tensor]:
-        return code_usage(self.unpacked_codes(), max(self.sizes), self.padding_idx)
+        def unpack_some(rows: Tensor) -> Tensor:
+            return unpack_codes(rows, self.bits, torch.int16)
+
+        unpacking = unpack_some if self.packed else None
+        return code_usage(self.codes, max(self.sizes), self.padding_idx, unpacking)
 
     def renumbered(self, K: int) -> bool:
         """Whether unused codes were dropped, so that a code of its own does not stand for that of
