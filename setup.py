@@ -84,6 +84,9 @@ setup(
         "dev": [
             "matplotlib",
             "mypy",
+            "onnx",
+            "onnxruntime",
+            "onnxscript",
             "pytest",
             "pytest-xdist",
             "ruff",

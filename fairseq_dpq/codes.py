@@ -14,6 +14,8 @@ worked out the slow way.
 
 from __future__ import annotations
 
+from typing import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ from fairseq_dpq.normalization import Stats
 
 _CPU_CHUNK = 1 << 19  # responses held at once on a CPU: a few MB, so that they stay in cache
 _GPU_CHUNK = 1 << 24
-_ROWS = 1 << 15  # rows counted at once
+_ROWS = 1 << 12  # rows counted at once
 
 
 def best_codes(score: Tensor) -> Tensor:
@@ -155,17 +157,31 @@ def _ordered_codes(
     return total.argmax(-1)
 
 
-def code_usage(codes: Tensor, K: int, padding_idx: int | None = None) -> dict[str, Tensor]:
-    """Per group of codes (n, D): `used` codes and their `entropy` in bits, padding left out."""
-    n, D = codes.shape
+def code_usage(
+    codes: Tensor,
+    K: int,
+    padding_idx: int | None = None,
+    unpack: Callable[[Tensor], Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Per group of codes (n, D): `used` codes and their `entropy` in bits, padding left out.
+
+    `unpack` turns some rows into their codes where they are stored otherwise.
+    """
+
+    def rows(part: slice) -> Tensor:
+        return (codes[part] if unpack is None else unpack(codes[part])).long()
+
+    D = rows(slice(0)).shape[1]
     counts = torch.zeros(D * K, dtype=torch.int64, device=codes.device)
     offset = torch.arange(D, device=codes.device) * K
-    for start in range(0, n, _ROWS):
-        index = (codes[start : start + _ROWS].long() + offset).reshape(-1)
+    for start in range(0, codes.shape[0], _ROWS):
+        index = (rows(slice(start, start + _ROWS)) + offset).reshape(-1)
         counts += torch.bincount(index, minlength=D * K)
     counts = counts.view(D, K)
     if padding_idx is not None:
-        counts[torch.arange(D, device=codes.device), codes[padding_idx].long()] -= 1
+        row = padding_idx % codes.shape[0]
+        padding = rows(slice(row, row + 1))[0]
+        counts[torch.arange(D, device=codes.device), padding] -= 1
     p = counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
     entropy = -(p * p.clamp_min(1e-300).log2()).sum(1)
     return {"used": (counts > 0).sum(1), "entropy": entropy.float()}

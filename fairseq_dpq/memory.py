@@ -19,28 +19,24 @@ def memory_of(tensor: Tensor) -> Any:
     return (ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else b""
 
 
-class Unchanged:
-    """Notices whether two tensors are still those it was made for, with the same memory.
+class HeldTable:
+    """Keeps the memory of codes and values alive, and notices when a module has other ones.
 
-    It keeps both alive. The same tensor can get other memory: `.data = ...`, `set_`, `resize_`.
+    The same tensor can get other memory: `.data = ...`, `set_`. Aliases hold the first memory, so
+    that no other tensor can come to lie at its address.
     """
 
-    def __init__(self, first: Tensor, second: Tensor) -> None:
-        self.first, self.second = first, second
-        self._first_at, self._second_at = first.data_ptr(), second.data_ptr()
-        self._first_size, self._second_size = first.numel(), second.numel()
-        self._first_dtype, self._second_dtype = first.dtype, second.dtype
+    def __init__(self, codes: Tensor, values: Tensor, padding_idx: int | None) -> None:
+        self._of_codes, self._of_values, self._padding_idx = codes, values, padding_idx
+        self._codes, self._values = codes.detach(), values.detach()
+        self._codes_at, self._values_at = codes.data_ptr(), values.data_ptr()
 
-    def are(self, first: Tensor | None, second: Tensor | None) -> bool:
+    def serves(self, codes: Tensor | None, values: Tensor | None, padding_idx: int | None) -> bool:
+        """Whether it was made for these, and the tensors' memory is still the same."""
         return (
-            first is self.first
-            and second is self.second
-            and first.data_ptr() == self._first_at
-            and second.data_ptr() == self._second_at
-            and first.numel() == self._first_size
-            and second.numel() == self._second_size
-            and first.dtype is self._first_dtype
-            and second.dtype is self._second_dtype
-            and first.is_contiguous()
-            and second.is_contiguous()
+            codes is self._of_codes
+            and values is self._of_values
+            and codes.data_ptr() == self._codes_at
+            and values.data_ptr() == self._values_at
+            and padding_idx == self._padding_idx
         )

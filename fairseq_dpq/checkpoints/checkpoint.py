@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
@@ -11,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.gate import check_record
 from fairseq_dpq.checkpoints.loading import load_checkpoint
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.fairseq_plugin.configs import read_record
+from fairseq_dpq.fairseq_plugin.gate import check_record
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.record import Table, TablesRecord
@@ -127,6 +128,12 @@ def _check_warmed_up(checkpoint: Checkpoint, path: str) -> None:
         )
 
 
+# Tensors of a mapped file stay there, where torch can do that (2.1 and later).
+_ASSIGN: dict[str, Any] = (
+    {"assign": True} if "assign" in signature(Form.load_state_dict).parameters else {}
+)
+
+
 def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
     """A table of a compact checkpoint, as it is stored."""
     weights = checkpoint.weights
@@ -135,7 +142,7 @@ def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
     dtype = next((t.dtype for t in part.values() if t.is_floating_point()), None)
     try:
         module = table.empty_form(dtype=dtype, **cls.as_stored)
-        module.load_state_dict(part)
+        module.load_state_dict(part, **_ASSIGN)
     except (RuntimeError, ValueError, TypeError) as error:
         text = (str(error).splitlines() or ["it cannot be loaded"])[-1].strip()
         raise CheckpointError(f"{checkpoint.path}: {path}: {text}") from error

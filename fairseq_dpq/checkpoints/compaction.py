@@ -29,7 +29,7 @@ from fairseq_dpq.forms.base import Form
 from fairseq_dpq.record import Table, TablesRecord
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_ROWS = 1 << 13  # rows handled at once: a few dozen MB
+_ROWS = 1 << 11  # rows handled at once: a few MB, so that they stay in cache
 
 Progress = Callable[[str, int], Callable[[int], None]]  # (what, total) -> report of work done
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
-from fairseq_dpq.checkpoints import gate
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.fairseq_plugin import options, replace, resume, training
+from fairseq_dpq.fairseq_plugin import gate, options, replace, resume, training
 from fairseq_dpq.fairseq_plugin.configs import (
     delete_options,
     get_option,

@@ -11,13 +11,13 @@ from typing import Any, Mapping
 
 import torch
 
-from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin.configs import get_option
 
 
 def loads_in_fairseq(path: Path, cfg: Any) -> bool:
     """Whether fairseq builds the model and takes every tensor; False if the model cannot be built
-    here, because its data are elsewhere. CheckpointError if it is built and does not load."""
+    here, because its data are elsewhere. DPQConfigError if it is built and does not load."""
     task = get_option(cfg, "task")
     if not isinstance(task, (Mapping, Namespace)):
         return False
@@ -44,8 +44,8 @@ def loads_in_fairseq(path: Path, cfg: Any) -> bool:
     return False
 
 
-def _failed(problem: str) -> CheckpointError:
-    return CheckpointError(f"verification failed: fairseq cannot load the file: {problem}")
+def _failed(problem: str) -> DPQConfigError:
+    return DPQConfigError(f"verification failed: fairseq cannot load the file: {problem}")
 
 
 def _line(error: Exception) -> str:

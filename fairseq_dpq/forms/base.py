@@ -43,6 +43,7 @@ class Form(nn.Module):
     options: ClassVar[tuple[FormOption, ...]]
     # Tensors of its state_dict that hold packed bits: averaging checkpoints would destroy them.
     packed_tensors: ClassVar[tuple[str, ...]] = ()
+    _fast: Any = None  # prepared for its buffers, with pointers to their memory
     as_stored: ClassVar[Settings] = {}  # keywords that keep its tensors in their stored bytes
     setting_types: ClassVar[dict[str, type]]  # of `settings()`
 
@@ -158,8 +159,12 @@ class Form(nn.Module):
         """Bytes of the full float32 table over the bytes that are saved."""
         return 4 * self.num_embeddings * self.embedding_dim / self.saved_nbytes
 
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self._fast = None
+        return super()._apply(*args, **kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        return {**self.__dict__, "_fast": None}
 
     def extra_repr(self) -> str:
         text = f"{self.num_embeddings}, {self.embedding_dim}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.forms.packing import is_wide, unpack_plan
-from fairseq_dpq.memory import Unchanged
+from fairseq_dpq.memory import HeldTable
 
 # A value row of one of these sizes is copied as a single element, several times faster than as a
 # row of small floats. Each dtype is only ever moved, never computed with.
@@ -17,7 +17,7 @@ ELEMENT = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 FEW = 16
 
 
-class FewIds:
+class FewIds(HeldTable):
     """What a decoding step needs of a table, prepared once; None from `lookup` where the general
     way must serve."""
 
@@ -30,27 +30,23 @@ class FewIds:
         packed: bool,
         padding_idx: int | None,
     ) -> None:
-        self._tensors = Unchanged(codes, values)
-        self._codes, self._padding_idx, self._d = codes, padding_idx, len(bits) * values.shape[1]
+        super().__init__(codes, values, padding_idx)
+        self._d = len(bits) * values.shape[1]
         self._dtype, self._packed = values.dtype, packed
         kind = ELEMENT.get(values.shape[1] * values.element_size())
         plain = values.is_contiguous() and codes.is_cpu and values.is_cpu
         possible = plain and kind is not None and not (packed and is_wide(bits))
         self._elements: Tensor | None = None
         if possible and kind is not None and sys.byteorder == "little":
-            self._elements = values.detach().view(kind).view(-1)
+            self._elements = self._values.view(kind).view(-1)
             self._offsets = offsets.long()
             plan = unpack_plan(bits)
             self._pairs = plan[:2].t().reshape(-1)  # the two bytes of each code, side by side
             self._shift, self._mask = plan[3].long(), plan[4].long()
 
-    def serves(self, codes: Tensor | None, values: Tensor | None, padding_idx: int | None) -> bool:
-        """Whether it was made for these, and the tensors' memory is still the same."""
-        return padding_idx == self._padding_idx and self._tensors.are(codes, values)
-
     def lookup(self, indices: Tensor) -> Tensor | None:
         """The rows of a few indices, none of them padding, or None."""
-        if self._elements is None or indices.numel() > FEW or self._tensors.second.requires_grad:
+        if self._elements is None or indices.numel() > FEW or self._of_values.requires_grad:
             return None
         if not indices.is_cpu:
             return None

@@ -14,8 +14,9 @@ def unpack(rows: Tensor, plan: Tensor, wide: bool, even: int, D: int) -> Tensor:
     """Packed rows as codes (rows, D)."""
     if torch.jit.is_scripting():
         return unpack_rows(rows, plan, wide)
-    else:  # a saved TorchScript program takes the dtype of a view for its shape
-        return unpack_even(rows, even, D) if even else unpack_rows(rows, plan, wide)
+    else:  # TorchScript saves views of another dtype wrongly, ONNX has none
+        views = even > 0 and not is_tracing()
+        return unpack_even(rows, even, D) if views else unpack_rows(rows, plan, wide)
 
 
 def take_rows(values: Tensor, rows: Tensor) -> Tensor:

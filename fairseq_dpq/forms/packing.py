@@ -79,7 +79,7 @@ def unpack_rows(packed: Tensor, plan: Tensor, wide: bool) -> Tensor:
     word = word | (packed.index_select(1, plan[1]).to(torch.int32) << 8)
     if wide:
         word = word | (packed.index_select(1, plan[2]).to(torch.int32) << 16)
-    return (word >> plan[3]) & plan[4]
+    return torch.bitwise_and(torch.bitwise_right_shift(word, plan[3]), plan[4])  # ONNX has these
 
 
 def even_width(bits: Sequence[int]) -> int:

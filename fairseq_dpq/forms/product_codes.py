@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq import native
-from fairseq_dpq.codes import by_group, code_usage, evaluation_codes
-from fairseq_dpq.distances import DISTANCES
+from fairseq_dpq.codes import code_usage
 from fairseq_dpq.forms.base import (
     CRC_BITS,
     Form,
@@ -35,8 +34,9 @@ from fairseq_dpq.forms.packing import (
     unpack_plan,
 )
 from fairseq_dpq.forms.product_layout import product_layout, stored_sizes
+from fairseq_dpq.forms.quantization import product_quantize
 from fairseq_dpq.forms.shrinking import drop_unused
-from fairseq_dpq.kmeans import ITERATIONS, kmeans
+from fairseq_dpq.kmeans import ITERATIONS
 from fairseq_dpq.sizes import MAX_K, division_problem
 from fairseq_dpq.tracing import is_tracing
 
@@ -71,7 +71,6 @@ class CompactEmbedding(Form):
         offsets: Tensor
         plan: Tensor
         _fast: native.Table | FewIds | None
-    _fast = None
 
     def __init__(
         self,
@@ -159,7 +158,9 @@ class CompactEmbedding(Form):
             device=values.device,
         )
         module.values[: module.value_rows] = values
-        module.codes.copy_(pack_codes(codes, module.bits) if packed else codes)
+        for start in range(0, n, _ROWS):  # the packed codes are never there twice
+            part = codes[start : start + _ROWS]
+            module.codes[start : start + _ROWS] = pack_codes(part, module.bits) if packed else part
         return module
 
     @classmethod
@@ -176,21 +177,9 @@ class CompactEmbedding(Form):
         share_subspaces: bool = False,
     ) -> CompactEmbedding:
         """Product quantisation: k-means in each group, the nearest centroid of each part."""
-        n, d = table.shape
-        groups = 1 if share_subspaces else D
-        real = torch.ones(n, dtype=torch.bool, device=table.device)
-        if padding_idx is not None and n > 1:
-            real[padding_idx] = False
-        points = by_group(table.float()[real].view(-1, D, d // D), groups)
-        centroids = kmeans(points, K, seed=seed, progress=progress)
-        codes = torch.empty(n, D, dtype=code_dtype(K), device=table.device)
-        for start in range(0, n, _ROWS):
-            rows = table[start : start + _ROWS].float().view(-1, D, d // D)
-            part = evaluation_codes(rows, centroids, DISTANCES["euclidean"], None)
-            codes[start : start + _ROWS] = part.to(codes.dtype)
-        if padding_idx is not None:
-            codes[padding_idx] = 0
-        return cls.from_codes(codes, centroids, d, padding_idx, packed=True)
+        G = 1 if share_subspaces else D
+        found = product_quantize(table, K, D, G, padding_idx, seed, progress)
+        return cls.from_codes(*found, table.shape[1], padding_idx, packed=True)
 
     @classmethod
     def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
@@ -236,8 +225,7 @@ class CompactEmbedding(Form):
         settings: Settings,
         tensors: Mapping[str, Tensor],
     ) -> CompactEmbedding:
-        sizes = tensors["sizes"].tolist()
-        codes, values = tensors["codes"], tensors["values"]
+        sizes, codes, values = tensors["sizes"].tolist(), tensors["codes"], tensors["values"]
         # One row first: the codes of n rows stay where they are, in the file.
         module = cls(
             1,
@@ -284,9 +272,8 @@ class CompactEmbedding(Form):
         return known
 
     def _prepare(self) -> native.Table | FewIds:
-        codes, values = self.codes, self.values
+        codes, values, pad = self.codes, self.values, self.padding_idx
         shape = {"shared": self.share_subspaces, "packed": self.packed}
-        pad = self.padding_idx
         return native.table(codes, values, self.sizes, padding_idx=pad, **shape) or FewIds(
             codes, values, self.offsets, self.bits, self.packed, pad
         )
@@ -295,9 +282,6 @@ class CompactEmbedding(Form):
         """This table as the native library takes it, or None where PyTorch must serve."""
         found = None if is_tracing() else self._prepared()
         return found if isinstance(found, native.Table) else None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_fast": None}  # it points into this process's memory
 
     def unpacked_codes(self) -> Tensor:
         """Codes (n, D) in one or two bytes each."""
@@ -324,7 +308,11 @@ class CompactEmbedding(Form):
         return f"K={max(self.sizes)}, D={self.D}{shared}"
 
     def codes_in_use(self) -> dict[str, Tensor]:
-        return code_usage(self.unpacked_codes(), max(self.sizes), self.padding_idx)
+        def unpack_some(rows: Tensor) -> Tensor:
+            return unpack_codes(rows, self.bits, torch.int16)
+
+        unpacking = unpack_some if self.packed else None
+        return code_usage(self.codes, max(self.sizes), self.padding_idx, unpacking)
 
     def renumbered(self, K: int) -> bool:
         """Whether unused codes were dropped, so that a code of its own does not stand for that of
@@ -388,12 +376,8 @@ class CompactEmbedding(Form):
             self._allocate(wanted, self.values.dtype, self.codes.device)
         codes_shape = (self.num_embeddings, row_bytes(self.bits))
         values_shape = (self.value_rows, self.values.shape[1])
-        for name, found, shape in (
-            ("codes", codes, codes_shape),
-            ("values", values, values_shape),
-        ):
-            if tuple(found.shape) != shape:
-                error_msgs.append(wrong_shape(prefix + name, found, shape))
+        pairs = (("codes", codes, codes_shape), ("values", values, values_shape))
+        error_msgs += [wrong_shape(prefix + n, t, s) for n, t, s in pairs if tuple(t.shape) != s]
         stored = state_dict.get(prefix + "codes_crc32")
         if stored is not None and stored.tolist() != crc32_bits(codes).tolist():
             error_msgs.append(
@@ -405,9 +389,12 @@ class CompactEmbedding(Form):
                 self.values[: self.value_rows] = values
                 if not self.packed:
                     codes = unpack_codes(codes, self.bits, self.codes.dtype)
-                self.codes.copy_(codes)
+                same = codes.dtype == self.codes.dtype and codes.is_contiguous()
+                if same and local_metadata.get("assign_to_params_buffers"):
+                    self.codes = codes
+                else:
+                    self.codes.copy_(codes)
         if strict:
             known = {prefix + name for name in ("codes", "codes_crc32", "values", "sizes")}
-            unexpected_keys += [
-                key for key in state_dict if key.startswith(prefix) and key not in known
-            ]
+            mine = (key for key in state_dict if key.startswith(prefix))
+            unexpected_keys += [key for key in mine if key not in known]

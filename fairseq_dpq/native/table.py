@@ -8,23 +8,23 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from fairseq_dpq.memory import Unchanged
+from fairseq_dpq.memory import HeldTable
 from fairseq_dpq.native import library
 from fairseq_dpq.tracing import is_tracing
 
 _VALUE_TYPE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _CODE_BYTES = {torch.uint8: 1, torch.int16: 2}
-_INDEX_BYTES = {torch.int64: 8, torch.int32: 4}
+_INT64, _INT32 = torch.int64, torch.int32
 _SMALL = 128  # indices for which the number of threads is not even asked: one does
 _LARGEST_CODE = 32767
 
 
-class Table:
+class Table(HeldTable):
     """Looks rows up and computes logits from codes (n, D or packed bytes) and values.
 
-    It keeps both tensors alive, because the library reads their memory; the caller asks `serves`
-    before each call, and does not call while torch is tracing. The methods return None where the
-    library cannot serve: a gradient wanted, an input on another device. The caller then falls back
+    It keeps their memory alive, because the library reads it. The caller asks `serves` before each
+    call, and does not call while torch is tracing. The methods return None where the library cannot
+    serve: a gradient wanted, an input on another device. The caller then falls back
     to PyTorch.
     """
 
@@ -38,6 +38,7 @@ class Table:
         packed: bool,
         padding_idx: int | None,
     ) -> None:
+        super().__init__(codes, values, padding_idx)
         lib = library.load()
         assert lib is not None
         D, size = len(sizes), values.shape[1]
@@ -67,28 +68,24 @@ class Table:
         if lib.dpq_prepare(self._address):
             raise ValueError("the native library refuses this table")
         self._lookup, self._logits = lib.dpq_lookup, lib.dpq_logits
-        self._tensors, self._values = Unchanged(codes, values), values
         self.n, self.d = codes.shape[0], D * size
-        self._row = torch.Size((self.d,))
-        self._padding_idx = padding_idx
-
-    def serves(self, codes: Tensor | None, values: Tensor | None, padding_idx: int | None) -> bool:
-        """Whether the table was made for these, and the tensors' memory is still the same."""
-        return padding_idx == self._padding_idx and self._tensors.are(codes, values)
 
     def lookup(self, indices: Tensor) -> Tensor | None:
         """The rows of indices of any shape."""
-        width = _INDEX_BYTES.get(indices.dtype)
-        if width is None or type(indices) is not Tensor or not indices.is_cpu:
+        if indices.dtype is _INT64:
+            width = 8
+        elif indices.dtype is _INT32:
+            width = 4
+        else:
             return None
-        values = self._values
-        if values.requires_grad:
+        if type(indices) is not Tensor or not indices.is_cpu or self._of_values.requires_grad:
             return None
         try:
             if not indices.is_contiguous():
                 indices = indices.contiguous()
-            out = values.new_empty(indices.shape + self._row)
             count = indices.numel()
+            shape = (count, self.d) if indices.dim() == 1 else (*indices.shape, self.d)
+            out = self._values.new_empty(shape)
             threads = 1 if count <= _SMALL else torch.get_num_threads()
             code = self._lookup(
                 self._address, indices.data_ptr(), count, width, out.data_ptr(), threads
@@ -106,7 +103,7 @@ class Table:
         if (
             type(h) not in (Tensor, torch.nn.Parameter)
             or not h.is_cpu
-            or self._values.requires_grad
+            or self._of_values.requires_grad
             or (h.requires_grad and torch.is_grad_enabled())
         ):
             return None

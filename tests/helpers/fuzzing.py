@@ -25,10 +25,10 @@ import torch
 
 from fairseq_dpq import CompactEmbedding, DPQEmbedding
 from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_form
-from fairseq_dpq.checkpoints.gate import check_state
 from fairseq_dpq.checksums import tensor_crc32
 from fairseq_dpq.cli import compact, export, inspect, quantize
 from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.fairseq_plugin.gate import check_state
 from fairseq_dpq.forms.base import crc32_bits
 from fairseq_dpq.safetensors_file import ExportError, read_symbols
 from helpers.toy_checkpoints import ALIAS, PATH, edit_record, load, make_layer, make_state

@@ -20,8 +20,8 @@ needs_library = pytest.mark.skipif(not native.available(), reason="the native li
 def form_of(seed: int, packed: bool = False, n: int = 40, K: int = 12) -> CompactEmbedding:
     g = torch.Generator().manual_seed(seed)
     codes = torch.randint(K, (n, 8), generator=g)
-    values = torch.randn(8, K, 3, generator=g)
-    return CompactEmbedding.from_codes(codes, values, 24, 1, packed=packed)
+    values = torch.randn(8, K, 4, generator=g)
+    return CompactEmbedding.from_codes(codes, values, 32, 1, packed=packed)
 
 
 def smaller_buffers(form: CompactEmbedding) -> CompactEmbedding:
@@ -29,6 +29,12 @@ def smaller_buffers(form: CompactEmbedding) -> CompactEmbedding:
     other = form_of(3, form.packed, n=20, K=9)
     form._allocate(other.sizes, None, None)
     form.codes, form.values = other.codes, other.values
+    return form
+
+
+def fewer_rows(form: CompactEmbedding) -> CompactEmbedding:
+    """Another tensor at the same address."""
+    form.codes = form.codes[:20]
     return form
 
 
@@ -62,6 +68,7 @@ def other_padding(form: CompactEmbedding) -> CompactEmbedding:
 
 CHANGES: list[Callable[[CompactEmbedding], CompactEmbedding]] = [
     smaller_buffers,
+    fewer_rows,
     load_smaller,
     through_pickle,
     through_save,
@@ -89,6 +96,8 @@ def test_what_is_looked_up_is_what_the_buffers_hold(change: int, packed: bool) -
     for _ in range(2):
         found = changed(every)
         assert found.dtype == changed.values.dtype and torch.equal(found, expected)
+        with pytest.raises(IndexError):
+            changed(every + 1)
     assert changed.native_table() is not first
     assert (changed.native_table() is None) == (changed.values.dtype == torch.float64)
 
@@ -100,7 +109,7 @@ def test_the_library_keeps_the_memory_that_it_reads() -> None:
     expected = form(every)
     table = form.native_table()
     assert table is not None
-    form.codes, form.values = torch.zeros(1, 8, dtype=torch.uint8), torch.zeros(1, 3)
+    form.codes, form.values = torch.zeros(1, 8, dtype=torch.uint8), torch.zeros(1, 4)
     torch.full((1000, 8), 255, dtype=torch.uint8)  # would take the place of freed codes
     found = table.lookup(every)
     assert found is not None and torch.equal(found, expected)
@@ -113,7 +122,7 @@ def test_values_that_are_trained_get_their_gradient() -> None:
     form.values.requires_grad_()
     form(torch.tensor([2, 2, 1])).sum().backward()
     assert form.values.grad is not None
-    assert form.values.grad.sum() == 2 * 24 + 24  # two rows of the table, and the row of padding
+    assert form.values.grad.sum() == 2 * 32 + 32  # two rows of the table, and the row of padding
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -139,4 +148,4 @@ def test_few_ids_have_the_bits_of_many(library: Any, packed: bool) -> None:
             ids = torch.arange(count).view(2, -1) if count % 2 == 0 else torch.arange(count)
             assert torch.equal(form(ids), every[ids])
         batched = torch.vmap(form)(torch.arange(6).view(3, 2))
-    assert torch.equal(batched, every[:6].view(3, 2, 24))
+    assert torch.equal(batched, every[:6].view(3, 2, 32))
