@@ -42,7 +42,6 @@ from fairseq_dpq.sizes import MAX_K, division_problem
 # row of small floats. Each dtype is only ever moved, never computed with.
 _ELEMENT = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
-
 _ROWS = 1 << 15  # rows handled at once where a table is quantised
 
 
@@ -53,8 +52,7 @@ class CompactEmbedding(Form):
     in the state_dict they are always packed: `codes` (n, bytes), `values` (rows, d/D), and
     `sizes` (D,) where groups have different numbers of codes. Value rows of group j follow those
     of group j - 1; with `share_subspaces` all groups use the same rows. `codes_crc32` (32,) bool
-    tells damaged codes from good ones; as booleans, because averaging checkpoints, which would
-    turn codes into noise, stops at a boolean with an error.
+    tells damaged codes from good ones.
     """
 
     kind = "product_codes"
@@ -113,8 +111,7 @@ class CompactEmbedding(Form):
         rows = self.value_rows + (0 if self.padding_idx is None else 1)
         codes = torch.zeros(self.num_embeddings, width, dtype=kind, device=device)
         values = torch.zeros(rows, self.embedding_dim // self.D, dtype=dtype, device=device)
-        starts = [0, *itertools.accumulate(sizes[:-1])]
-        offsets = [0] * self.D if self.share_subspaces else starts
+        offsets = [0, *itertools.accumulate([0 if self.share_subspaces else x for x in sizes[:-1]])]
         self.register_buffer("codes", codes)
         self.register_buffer("values", values)
         self.register_buffer(
@@ -356,10 +353,8 @@ class CompactEmbedding(Form):
             self._allocate(wanted, self.values.dtype, self.codes.device)
         codes_shape = (self.num_embeddings, row_bytes(self.bits))
         values_shape = (self.value_rows, self.values.shape[1])
-        for name, found, shape in (
-            ("codes", codes, codes_shape),
-            ("values", values, values_shape),
-        ):
+        wanted_shapes = (("codes", codes, codes_shape), ("values", values, values_shape))
+        for name, found, shape in wanted_shapes:
             if tuple(found.shape) != shape:
                 error_msgs.append(wrong_shape(prefix + name, found, shape))
         stored = state_dict.get(prefix + "codes_crc32")
