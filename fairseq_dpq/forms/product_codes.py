@@ -41,7 +41,6 @@ from fairseq_dpq.sizes import MAX_K, division_problem
 # A value row of one of these sizes is copied as a single element, several times faster than as a
 # row of small floats. Each dtype is only ever moved, never computed with.
 _ELEMENT = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
 _ROWS = 1 << 15  # rows handled at once where a table is quantised
 
 
@@ -300,8 +299,8 @@ class CompactEmbedding(Form):
         groups = 1 if self.share_subspaces else self.D
         values = self.values[: self.value_rows].view(groups, max(self.sizes), -1)
         codes, kept, sizes = drop_unused(self.unpacked_codes(), values, self.padding_idx)
-        size = self.embedding_dim, self.padding_idx
-        return self.from_codes(codes, kept, *size, sizes=sizes, packed=self.packed)
+        d, pad = self.embedding_dim, self.padding_idx
+        return self.from_codes(codes, kept, d, pad, sizes=sizes, packed=self.packed)
 
     def export_tensors(self) -> dict[str, Tensor]:
         codes = self.packed_codes().contiguous()
@@ -337,9 +336,8 @@ class CompactEmbedding(Form):
         error_msgs: list[str],
     ) -> None:
         codes, values = state_dict.get(prefix + "codes"), state_dict.get(prefix + "values")
-        missing_keys += [
-            prefix + name for name, t in (("codes", codes), ("values", values)) if t is None
-        ]
+        given = {"codes": codes, "values": values}
+        missing_keys += [prefix + name for name, tensor in given.items() if tensor is None]
         if codes is None or values is None:
             return
         sizes = state_dict.get(prefix + "sizes")
@@ -351,12 +349,11 @@ class CompactEmbedding(Form):
             wanted = [values.shape[0] // self.D] * self.D
         if wanted != self.sizes and len(wanted) == self.D and min(wanted) >= 1:
             self._allocate(wanted, self.values.dtype, self.codes.device)
-        codes_shape = (self.num_embeddings, row_bytes(self.bits))
-        values_shape = (self.value_rows, self.values.shape[1])
-        wanted_shapes = (("codes", codes, codes_shape), ("values", values, values_shape))
-        for name, found, shape in wanted_shapes:
-            if tuple(found.shape) != shape:
-                error_msgs.append(wrong_shape(prefix + name, found, shape))
+        shapes = {"codes": (self.num_embeddings, row_bytes(self.bits))}
+        shapes["values"] = (self.value_rows, self.values.shape[1])
+        for name, shape in shapes.items():
+            if tuple(state_dict[prefix + name].shape) != shape:
+                error_msgs.append(wrong_shape(prefix + name, state_dict[prefix + name], shape))
         stored = state_dict.get(prefix + "codes_crc32")
         if stored is not None and stored.tolist() != crc32_bits(codes).tolist():
             error_msgs.append(
@@ -371,9 +368,8 @@ class CompactEmbedding(Form):
                 self.codes.copy_(codes)
         if strict:
             known = {prefix + name for name in ("codes", "codes_crc32", "values", "sizes")}
-            unexpected_keys += [
-                key for key in state_dict if key.startswith(prefix) and key not in known
-            ]
+            own = [key for key in state_dict if key.startswith(prefix)]
+            unexpected_keys += [key for key in own if key not in known]
 
 
 def _unpack(rows: Tensor, plan: Tensor, wide: bool, even: int, D: int) -> Tensor:
