@@ -48,7 +48,7 @@ test-install: setup
 	@PYTHON=$(BIN)/python bash scripts/test_install.sh
 
 fuzz: setup
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -W ignore -m helpers.fuzzing --minutes $(FUZZ_MINUTES)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -W ignore -m helpers.forging --minutes $(FUZZ_MINUTES)
 
 test-legacy:
 	VENV=$(LEGACY_VENV) bash scripts/setup_legacy.sh

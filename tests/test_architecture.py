@@ -39,7 +39,6 @@ TESTED_BY = {
     "fairseq_plugin.compat.patching": "fairseq_plugin/test_compat.py",
     "fairseq_plugin.compat.precision": "fairseq_plugin/test_compat.py",
     "fairseq_plugin.compat.starting": "fairseq_plugin/test_compat.py",
-    "fairseq_plugin.gate": "test_fuzz.py",
     "fairseq_plugin.hooks": "fairseq_plugin/test_around.py",
     "fairseq_plugin.plugin": "fairseq_plugin/test_around.py",
     "fairseq_plugin.replace": "fairseq_plugin/test_matrix.py",

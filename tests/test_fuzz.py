@@ -1,4 +1,4 @@
-"""The attack of helpers/fuzzing.py with fixed seeds: every family, some dozen cases of each."""
+"""The attack of helpers/forging.py with fixed seeds: every family, some dozen cases of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fuzzing import Attack
+from helpers.forging import Attack
 
 FAMILIES = {
     "export_header": 150,

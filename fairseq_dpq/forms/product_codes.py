@@ -50,8 +50,7 @@ class CompactEmbedding(Form):
     in the state_dict they are always packed: `codes` (n, bytes), `values` (rows, d/D), and
     `sizes` (D,) where groups have different numbers of codes. Value rows of group j follow those
     of group j - 1; with `share_subspaces` all groups use the same rows. `codes_crc32` (32,) bool
-    tells damaged codes from good ones; as booleans, because averaging checkpoints, which would
-    turn codes into noise, stops at a boolean with an error.
+    tells damaged codes from good ones.
     """
 
     kind = "product_codes"
@@ -112,8 +111,7 @@ class CompactEmbedding(Form):
         rows = self.value_rows + (0 if self.padding_idx is None else 1)
         codes = torch.zeros(self.num_embeddings, width, dtype=kind, device=device)
         values = torch.zeros(rows, self.embedding_dim // self.D, dtype=dtype, device=device)
-        starts = [0, *itertools.accumulate(sizes[:-1])]
-        offsets = [0] * self.D if self.share_subspaces else starts
+        offsets = [0, *itertools.accumulate([0 if self.share_subspaces else x for x in sizes[:-1]])]
         self.register_buffer("codes", codes)
         self.register_buffer("values", values)
         self.register_buffer(
@@ -323,8 +321,8 @@ class CompactEmbedding(Form):
         groups = 1 if self.share_subspaces else self.D
         values = self.values[: self.value_rows].view(groups, max(self.sizes), -1)
         codes, kept, sizes = drop_unused(self.unpacked_codes(), values, self.padding_idx)
-        size = self.embedding_dim, self.padding_idx
-        return self.from_codes(codes, kept, *size, sizes=sizes, packed=self.packed)
+        d, pad = self.embedding_dim, self.padding_idx
+        return self.from_codes(codes, kept, d, pad, sizes=sizes, packed=self.packed)
 
     def export_tensors(self) -> dict[str, Tensor]:
         codes = self.packed_codes().contiguous()
@@ -360,9 +358,8 @@ class CompactEmbedding(Form):
         error_msgs: list[str],
     ) -> None:
         codes, values = state_dict.get(prefix + "codes"), state_dict.get(prefix + "values")
-        missing_keys += [
-            prefix + name for name, t in (("codes", codes), ("values", values)) if t is None
-        ]
+        given = {"codes": codes, "values": values}
+        missing_keys += [prefix + name for name, tensor in given.items() if tensor is None]
         if codes is None or values is None:
             return
         sizes = state_dict.get(prefix + "sizes")

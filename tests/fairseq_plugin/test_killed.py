@@ -1,4 +1,8 @@
-"""Training that is killed and resumed ends with the bits of the run that was not."""
+"""Training that is killed and resumed ends with the bits of the run that was not.
+
+All updates lie in the first epoch: resumed in a later one, fairseq itself, with full tables too,
+goes on with other batches than the run that was not stopped.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ def train(corpus: Path, where: Path, dpq: str, stop: tuple[int, int] | None = No
         Trainer.train_step = step  # type: ignore[method-assign]
         argv = [corpus, "--user-dir", fsq.USER_DIR, "--save-dir", where, *RUN, *TRANSFORMER]
         argv += ["--max-update", UPDATES, "--save-interval-updates", 2, "--disable-validation"]
-        argv += ["--keep-interval-updates", 1, "--batch-size", 20, "--seed", 3, *dpq.split()]
+        argv += ["--keep-interval-updates", 1, "--batch-size", 8, "--seed", 3, *dpq.split()]
         fsq.main("train", [str(a) for a in argv])
         code = 0
     except BaseException:
