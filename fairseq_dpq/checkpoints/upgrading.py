@@ -39,7 +39,11 @@ def upgraded_cfg(checkpoint: Checkpoint) -> Any:
     from fairseq import checkpoint_utils
     from omegaconf import OmegaConf
 
-    args = copy.deepcopy(args) if isinstance(args, Namespace) else Namespace(**dict(args))
+    fields = copy.deepcopy(vars(args) if isinstance(args, Namespace) else dict(args))
+    if not all(isinstance(key, str) for key in fields):
+        raise CheckpointError(f"{checkpoint.path} is not a fairseq checkpoint: bad names in args")
+    args = Namespace()
+    vars(args).update(fields)
     history = {"optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
     old = {"args": args, "optimizer_history": [history], "extra_state": {}}
     try:
