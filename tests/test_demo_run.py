@@ -112,7 +112,7 @@ def test_no_training_outlives_an_error_of_the_demo_itself(
         sleep = f"import os, time; {note.replace('%s', model.folder)}; time.sleep(60)"
         return [PYTHON, "-c", bad if model.method is None else sleep]
 
-    monkeypatch.setattr(commands, "preprocess", lambda: [PYTHON, "-c", "pass"])
+    monkeypatch.setattr(commands, "preprocess", lambda setting: [PYTHON, "-c", "pass"])
     monkeypatch.setattr(commands, "train", train)
     before = signal.getsignal(signal.SIGTERM)
     try:

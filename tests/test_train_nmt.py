@@ -247,7 +247,7 @@ def test_multi30k_all_embeddings_are_one_table(toy: Path) -> None:
     _, model = _built(toy, "multi30k", "sx", "--share-all-embeddings", "--dpq-embeddings", "all")
     assert model.encoder.embed_tokens is model.decoder.embed_tokens
     table = model.encoder.embed_tokens
-    assert (table.config.K, table.config.D, table.config.key_dim) == (8, 64, 8)
+    assert (table.config.K, table.config.D, table.config.key_dim) == (8, 64, None)
     rows = [name for name, p in model.named_parameters() if len(p) == table.num_embeddings]
     assert [name.rsplit(".", 1)[1] for name in rows] == ["query"]
 
@@ -256,7 +256,7 @@ def test_multi30k_vq_moves_centroids_by_average(toy: Path) -> None:
     _, model = _built(toy, "multi30k", "vq")
     config = model.encoder.embed_tokens.config
     assert (config.K, config.D, config.normalize) == (8, 64, False)
-    assert (config.ema_decay, config.commitment) == (0.99, 30)
+    assert (config.ema_decay, config.commitment) == (0.99, 0.5)
 
 
 def test_starts_on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

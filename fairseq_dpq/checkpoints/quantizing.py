@@ -90,7 +90,7 @@ def quantize_state(
             config = options.table_config(decoder)
             say = say_flag_of(options, decoder)
             config.validate(table.embedding_dim, say, f"{path}.embedding_dim")
-            table.options = config.layer_options()
+            table.options = config.resolved().layer_options()
             report = _report(progress, path, 25)
             layer = DPQEmbedding.from_pretrained(
                 full.float(), pad, seed=seed, progress=report, **table.options

@@ -52,6 +52,7 @@ def build_model(old: Callable) -> Callable:
             saved = resume.saved_record(
                 run_option(cfg, "checkpoint", "save_dir"),
                 run_option(cfg, "checkpoint", "restore_file"),
+                run_option(cfg, "checkpoint", "finetune_from_model"),
             )
             length = int(run_option(cfg, "optimization", "max_update") or 0)
             record = replace.replace_tables(model, cfg, chosen, length, saved)

@@ -21,12 +21,14 @@ _SHAPES = ("K", "D", "method", "share_subspaces", "key_dim", "normalize", "rank"
 _SCHEDULE = ("warmup_updates", "ramp_updates")
 
 
-def saved_record(save_dir: str | None, restore_file: str | None) -> TablesRecord | None:
+def saved_record(
+    save_dir: str | None, restore_file: str | None, finetune_from: str | None = None
+) -> TablesRecord | None:
     """The record of the checkpoint that training will go on from, if there is one."""
-    if not restore_file:
-        return None
-    path = Path(save_dir or "", restore_file)
-    if not path.is_file():
+    places = [Path(save_dir or "", restore_file)] if restore_file else []
+    places += [Path(finetune_from)] if finetune_from else []
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
         return None
     how = {"mmap": True} if "mmap" in inspect.signature(torch.load).parameters else {}
     try:

@@ -12,7 +12,7 @@ import torch
 from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_form
 from fairseq_dpq.cli import compact, export, inspect, quantize
 from fairseq_dpq.forms import FORMS
-from fairseq_dpq.forms.base import from_file
+from fairseq_dpq.forms.files import from_file
 from helpers.tool_runs import TF, score, train
 from helpers.toy_checkpoints import load
 

@@ -36,7 +36,7 @@ GENERATE = ["--user-dir", fsq.USER_DIR, "--cpu", "--batch-size", "8", "--beam", 
 )
 @pytest.mark.parametrize("method", ["sx", "vq"])
 def test_runs_with(corpus, tmp_path, flags: str, method: str) -> None:
-    dpq = SX + f"--dpq-method {method}"
+    dpq = SX + f"--dpq-method {method} --dpq-batch-stats"
     log = train(corpus, tmp_path, *TIED, *flags.split(), updates=6, dpq=dpq)
     losses = fsq.logged(log, r"train_inner \| .*? loss")
     assert losses[-1] < losses[0]

@@ -15,7 +15,7 @@ from helpers.plugin_runs import RUN, TRANSFORMER, last
 pytestmark = pytest.mark.slow
 
 TIED = [*TRANSFORMER, "--share-decoder-input-output-embed", "--dropout", "0", "--seed", "5"]
-VQ = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-method vq "
+VQ = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-method vq --dpq-batch-stats "
 # 0.12.2 has parameters that only inference uses, which pytorch_ddp must be told of.
 NEEDED = ["--find-unused-parameters"] if fairseq.__version__ == "0.12.2" else []
 
