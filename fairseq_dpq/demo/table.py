@@ -8,7 +8,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
+from fairseq_dpq.checkpoints.loading import load_checkpoint
 
 EMBEDDING = "encoder.embed_tokens."
 
@@ -33,7 +33,7 @@ class Row:
 
 def embedding_bytes(checkpoint: Path) -> int:
     """Bytes of all tensors that make up the source embedding in this checkpoint."""
-    state = torch.load(checkpoint, map_location="cpu")["model"]
+    state = load_checkpoint(checkpoint)["model"]
     tensors = {key: value for key, value in state.items() if key.startswith(EMBEDDING)}
     if not tensors:
         raise RuntimeError(f"{checkpoint} has no tensor named {EMBEDDING}*")
