@@ -5,7 +5,7 @@ are added up before they are applied, so that every worker holds the same number
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+from typing import Callable, Dict, Mapping, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -21,13 +21,10 @@ _SAMPLE = 1024  # queries kept as seeds for codes that nobody uses
 
 Buffers = Mapping[str, Tensor]
 Shapes = Dict[str, Tuple[int, ...]]
-Options = Any  # a DPQConfig, which imports the methods that have these trackers
 
 
 class Tracker:
     """Sums of one kind, and the buffers that they are applied to."""
-
-    sets_parameters = False  # whether `apply` may set keys or values
 
     def buffers(self) -> Shapes:
         """Shapes of the buffers by name."""
@@ -64,8 +61,6 @@ class WarmUp(Tracker):
     The counts are a buffer, so that a resumed training goes on at the same place; a longer
     training than was planned does not stretch them.
     """
-
-    sets_parameters = True
 
     def __init__(self, plain: int, ramp: int) -> None:
         self.plain, self.ramp = plain, ramp
@@ -211,8 +206,6 @@ class CentroidAverage(Tracker):
 class FirstTokens(Tracker):
     """Counts the tokens of the first updates, then starts the keys by k-means of their queries."""
 
-    sets_parameters = True
-
     def __init__(self, num_embeddings: int, updates: int, D: int) -> None:
         self.rows, self.updates, self.D = num_embeddings, updates, D
         self.clear()
@@ -255,8 +248,6 @@ class FirstTokens(Tracker):
 
 class IdleCodes(Tracker):
     """Re-seeds codes that no token has used for a while with queries of tokens just seen."""
-
-    sets_parameters = True
 
     def __init__(self, groups: int, K: int, limit: int, reseed: Callable[..., None]) -> None:
         """`reseed(book, dead, query, codes)` is the method's."""
