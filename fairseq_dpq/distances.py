@@ -57,6 +57,14 @@ class Dot:
         """What the slope of `rounding` is multiplied by."""
         return query.norm(dim=-1)
 
+    def features(self, query: Tensor) -> Tensor:
+        """What responses are linear in: (tokens, D, m)."""
+        return self._compared(query)
+
+    def directions(self, keys: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(G, K, m) and (G, K) or None: response = <features, direction> + offset."""
+        return self._compared(keys), None
+
     def _compared(self, rows: Tensor) -> Tensor:
         return rows
 
@@ -116,6 +124,13 @@ class Euclidean(Dot):
     def query_size(self, query: Tensor) -> Tensor:
         norm = query.norm(dim=-1)
         return norm * norm
+
+    def features(self, query: Tensor) -> Tensor:
+        return torch.cat([query, query.pow(2).sum(-1, keepdim=True)], -1)
+
+    def directions(self, keys: Tensor) -> tuple[Tensor, Tensor | None]:
+        minus_one = keys.new_full((*keys.shape[:-1], 1), -1.0)
+        return torch.cat([2 * keys, minus_one], -1), -keys.pow(2).sum(-1)
 
     def _term(self, query: Tensor, key: Tensor) -> Tensor:
         difference = query - key

@@ -18,15 +18,11 @@ from fairseq_dpq.codes import code_usage
 from fairseq_dpq.config import DPQConfig
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.packing import code_dtype
-from fairseq_dpq.initialization import draw_like, real_rows
+from fairseq_dpq.initialization import checked_padding, draw_like, real_rows
+from fairseq_dpq.kept_table import Built, KeptTable
 from fairseq_dpq.precision import float32_math
 from fairseq_dpq.regularizer import Penalties
-from fairseq_dpq.statistics import (
-    ResponseStatistics,
-    WarmUp,
-    all_were_set,
-    apply_all,
-)
+from fairseq_dpq.statistics import ResponseStatistics, WarmUp, all_were_set, apply_all
 
 _ROWS = 1 << 15  # vocabulary rows handled at once where the whole table is needed
 
@@ -60,20 +56,16 @@ class DPQEmbedding(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if num_embeddings < 1:
-            raise ValueError(f"num_embeddings={num_embeddings}: must be 1 or more")
-        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ValueError(
-                f"padding_idx={padding_idx}: must be within the {num_embeddings} rows of the "
-                f"table, from {-num_embeddings} to {num_embeddings - 1}"
-            )
+        self.padding_idx = checked_padding(num_embeddings, padding_idx)
         config = DPQConfig(**options)
         config.validate(embedding_dim)
         self.config = config.resolved()
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.defer_updates = False
+        # Lookups in training share the output's table, which is built once for both. Their losses
+        # must then be differentiated together, as fairseq does with each micro-batch.
+        self.serves_output = False
         self.ignore_batch = False  # statistics skip the batches at hand (a worker's dummy batch)
 
         self.method = self.config.method_object
@@ -91,7 +83,7 @@ class DPQEmbedding(nn.Module):
                 self.register_buffer(name, empty)
 
         self.penalties = Penalties()
-        self._table_cache: tuple[Any, Tensor] | None = None
+        self._kept = KeptTable()
         self._frozen_codes: Tensor | None = None
         self.reset_parameters()
 
@@ -124,7 +116,7 @@ class DPQEmbedding(nn.Module):
         if not started:
             real = real_rows(self.query, self.padding_idx)
             self.method.first_statistics(self.codebook(), self.config, real)
-        self._table_cache = None
+        self._forget_tables()
 
     @torch.no_grad()
     def start_from_table(
@@ -162,7 +154,7 @@ class DPQEmbedding(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the warm-up still lasts: rows are the queries themselves, without codes."""
+        """Whether the warm-up lasts: rows are the queries themselves, without codes."""
         return WarmUp.is_plain(self._state())
 
     def _state(self) -> dict[str, Tensor]:
@@ -198,14 +190,22 @@ class DPQEmbedding(nn.Module):
             if not self.defer_updates:
                 self.step()
             return out
-        step = self.method.train(rows, self.codebook(), self.config)
+        one_table = self.serves_output and self.defer_updates and torch.is_grad_enabled()
+        if one_table and self.method.shares_rows(self.config):
+            built = self._table()
+            assert built.codes is not None
+            codes = built.codes.index_select(0, tokens)
+            step = self.method.observe(rows, codes, self.codebook(), self.config)
+            out = F.embedding(tokens, built.rows)
+        else:
+            step = self.method.train(rows, self.codebook(), self.config)
+            out = self._ramped(rows, step.rows)
         if step.penalty is not None:
             self.penalties.add(step.penalty)
         if not self.ignore_batch:
             with torch.no_grad():
                 for tracker in self._trackers:
                     tracker.collect(step, tokens, self._state())
-        out = self._ramped(rows, step.rows)
         if not self.defer_updates:
             self.step()
         return out
@@ -239,30 +239,29 @@ class DPQEmbedding(nn.Module):
         Codes come from the running statistics, in training too, so that the output layer sees
         the rows that evaluation will see. Without gradients it is kept until anything changes.
         """
-        if torch.is_grad_enabled():
-            return self._build_table()
-        state = tuple((t.data_ptr(), t._version) for t in [*self.parameters(), *self.buffers()])
-        if self.training or self._table_cache is None or self._table_cache[0] != state:
-            table = self._build_table()
-            if self.training:
-                return table
-            self._table_cache = (state, table)
-        return self._table_cache[1]
+        return self._table().rows
 
-    def _build_table(self) -> Tensor:
-        parts = []
+    def _table(self) -> Built:
+        gradient = torch.is_grad_enabled()
+        if not (self.serves_output and gradient if self.training else not gradient):
+            return self._build_table()
+        return self._kept.get([*self.parameters(), *self.buffers()], self._build_table)
+
+    def _build_table(self) -> Built:
+        rows, codes = [], []
         book = self.codebook()
         if book.stats is not None:  # they may move before the backward pass
             book.stats = book.stats.clone()
         with float32_math(self.query.device):
-            for rows in () if self.is_plain else self.query.split(_ROWS):
-                built = self.method.rebuild(rows, self._codes_of(rows), book, self.config)
-                parts.append(self._ramped(rows, built))
-        table = torch.cat(parts).to(self.query.dtype) if parts else self.query
+            for part in () if self.is_plain else self.query.split(_ROWS):
+                codes.append(self._codes_of(part))
+                built = self.method.rebuild(part, codes[-1], book, self.config)
+                rows.append(self._ramped(part, built))
+        table = torch.cat(rows).to(self.query.dtype) if rows else self.query
         if self.padding_idx is not None:
             row = torch.tensor([self.padding_idx], device=table.device)
             table = table.index_fill(0, row, 0)
-        return table
+        return Built(table, torch.cat(codes) if codes else None)
 
     @property
     def has_codes(self) -> bool:
@@ -276,10 +275,10 @@ class DPQEmbedding(nn.Module):
         if not self.has_codes:
             raise ValueError(f"method {self.method.name} has no codes")
         if self.is_plain:
-            now, last, _ = self._state()["schedule"].tolist()
+            now, last = WarmUp.progress(self._state())
             raise RuntimeError(
-                f"the table is still plain at update {now:.0f}: it gets its codes after "
-                f"{last:.0f} updates of warm-up"
+                f"the table is still plain at update {now}: it gets its codes after {last} updates "
+                "of warm-up"
             )
         codes = torch.empty(n, c.D, dtype=code_dtype(c.K), device=self.query.device)
         for start in range(0, n, _ROWS):
@@ -345,13 +344,12 @@ class DPQEmbedding(nn.Module):
         all_were_set(self._trackers, state, book)
         return True
 
-    # nn.Module --------------------------------------------------------------------------------
-
     def train(self, mode: bool = True) -> DPQEmbedding:
         if mode:
-            self._table_cache = self._frozen_codes = None
+            self._forget_tables()
         if mode != self.training:  # what a batch left uncollected is not the next one's
             self.penalties.pop()
+            self._kept.drop()
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> DPQEmbedding:
@@ -365,11 +363,15 @@ class DPQEmbedding(nn.Module):
                 self._buffers[name] = before.to(after.device)
         for tracker in self._trackers:
             tracker.clear()
-        self._table_cache = self._frozen_codes = None
+        self._forget_tables()
         return self
 
+    def _forget_tables(self) -> None:
+        self._kept.drop()
+        self._frozen_codes = None
+
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._table_cache = self._frozen_codes = None
+        self._forget_tables()
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -378,9 +380,7 @@ class DPQEmbedding(nn.Module):
         trackers = [copy.copy(tracker) for tracker in self._trackers]
         for tracker in trackers:
             tracker.clear()
-        state.update(
-            _trackers=trackers, penalties=Penalties(), _table_cache=None, _frozen_codes=None
-        )
+        state.update(_trackers=trackers, penalties=Penalties(), _frozen_codes=None)
         return state
 
     def __prepare_scriptable__(self) -> Form:

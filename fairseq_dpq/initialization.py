@@ -16,6 +16,20 @@ from fairseq_dpq.kmeans import assign, kmeans, means
 _ROWS = 1 << 15
 
 
+def checked_padding(num_embeddings: int, padding_idx: int | None) -> int | None:
+    """The padding row counted from 0; raises if the table has no such row, or no row at all."""
+    if num_embeddings < 1:
+        raise ValueError(f"num_embeddings={num_embeddings}: must be 1 or more")
+    if padding_idx is None:
+        return None
+    if not -num_embeddings <= padding_idx < num_embeddings:
+        raise ValueError(
+            f"padding_idx={padding_idx}: must be within the {num_embeddings} rows of the "
+            f"table, from {-num_embeddings} to {num_embeddings - 1}"
+        )
+    return padding_idx % num_embeddings
+
+
 def draw_like(parameters: dict[str, Tensor], table: Tensor, padding_idx: int | None) -> None:
     """Fill queries, keys and values with numbers drawn from a freshly initialised table."""
     table = table.detach()

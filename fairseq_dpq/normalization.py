@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fairseq_dpq.distances import exact_sqrt
+from fairseq_dpq.distances import Dot, exact_sqrt
 
 EPS = 1e-3  # added to the variance of the responses
 
@@ -35,12 +35,28 @@ def normalize(resp: Tensor, stats: Stats | None) -> Tensor:
     return (resp - stats.mean) * stats.scale()
 
 
-def batch_statistics(resp: Tensor, shared: bool) -> Stats:
-    """Mean and variance of the responses of one batch (tokens, D, K)."""
-    if shared:
-        resp = resp.reshape(-1, 1, resp.shape[-1])
-    var, mean = torch.var_mean(resp, 0, unbiased=False)
-    return Stats(mean, var)
+def batch_statistics(query: Tensor, keys: Tensor, distance: Dot) -> Stats | None:
+    """Mean and variance of the responses of queries (tokens, D, size); None if there are too few.
+
+    Responses are linear in the features of a query, so that their moments come from those of the
+    features, which are fewer than the keys: no response is worked out.
+    """
+    features = distance.features(query)
+    if keys.shape[0] == 1:
+        features = features.reshape(-1, 1, features.shape[-1])
+    if features.shape[0] < 2:  # one value has no spread to normalise by
+        return None
+    direction, offset = distance.directions(keys)
+    by_group = features.transpose(0, 1)  # (G, tokens, m)
+    middle = by_group.mean(1, keepdim=True)
+    centred = by_group - middle
+    mean = torch.bmm(direction, middle.transpose(1, 2)).squeeze(-1)
+    if features.shape[-1] <= keys.shape[1]:
+        covariance = torch.bmm(centred.transpose(1, 2), centred) / features.shape[0]
+        var = (torch.bmm(direction, covariance) * direction).sum(-1).clamp_min(0)
+    else:
+        var = torch.bmm(centred, direction.transpose(1, 2)).pow(2).mean(1)
+    return Stats(mean if offset is None else mean + offset, var)
 
 
 def batch_normalize(resp: Tensor, shared: bool) -> tuple[Tensor, Stats]:

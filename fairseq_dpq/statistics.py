@@ -91,6 +91,14 @@ class WarmUp(Tracker):
         return "schedule" in state and bool(state["schedule"][0] < state["schedule"][1])
 
     @staticmethod
+    def progress(state: Buffers) -> tuple[int, int]:
+        """Updates of the warm-up so far, and all of them."""
+        if "schedule" not in state:
+            return 0, 0
+        now, plain, _ = state["schedule"].tolist()
+        return int(min(now, plain)), int(plain)
+
+    @staticmethod
     def quantized_share(state: Buffers) -> float:
         """The weight of the quantised row beside the query: from 0 to 1 over the ramp."""
         if "schedule" not in state:

@@ -49,6 +49,7 @@ TESTED_BY = {
     "forms.product_layout": "test_fuzz.py",
     "forms.quantization": "forms/test_forms.py",
     "forms.shrinking": "forms/test_product_codes.py",
+    "kept_table": "test_embedding.py",
     "methods.base": "test_quantizer.py",
     "native.build": "native/test_native.py",
     "native.functions": "native/test_native.py",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fairseq_dpq import (
@@ -454,3 +455,46 @@ def test_compact_is_what_torchscript_sees() -> None:
     torch.testing.assert_close(scripted(tokens), model(tokens))
     assert isinstance(layer.compact(), CompactEmbedding)
     assert "query" not in dict(scripted.named_parameters())
+
+
+@pytest.mark.parametrize("options", [{"method": "sx"}, {"method": "vq"}], ids=["sx", "vq"])
+def test_one_table_for_lookups_and_output_is_what_each_would_give(options: dict) -> None:
+    """Same loss, gradients and statistics, over a ramp and two micro-batches for each update."""
+    layers = []
+    for serves in (False, True):
+        torch.manual_seed(0)
+        layer = DPQEmbedding(30, 8, 1, K=4, D=4, warmup_updates=2, ramp_updates=6, **options)
+        layer.serves_output, layer.defer_updates = serves, True
+        optimizer = torch.optim.SGD(layer.parameters(), 0.5)
+        losses = []
+        for _ in range(6):
+            for _ in range(2):
+                source, target = torch.randint(30, (5,)), torch.randint(30, (7,))
+                logits = (layer(source).mean(0) + layer(target)) @ layer.weight.t()
+                loss = F.cross_entropy(logits, target) + collect_regularizer(layer)
+                loss.backward()
+                losses.append(loss.item())
+            layer.step()
+            optimizer.step()
+            optimizer.zero_grad()
+        layers.append((losses, layer))
+    (losses, apart), (shared_losses, together) = layers
+    assert losses == pytest.approx(shared_losses, rel=1e-5)
+    assert losses[0] != losses[-1]
+    for (name, one), other in zip(apart.state_dict().items(), together.state_dict().values()):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_kept_table_does_not_outlive_what_it_came_from() -> None:
+    layer = DPQEmbedding(30, 8, K=4, D=4)
+    layer.serves_output = layer.defer_updates = True
+    first = layer.weight
+    assert layer.weight is first
+    with torch.no_grad():
+        layer.values.add_(1)
+    changed = layer.weight
+    assert changed is not first and torch.allclose(changed, first + 1)
+    changed.sum().backward()
+    assert layer.weight is not changed, "its graph is gone"
+    layer.eval()
+    assert not layer.train().weight.is_leaf and copy.deepcopy(layer).weight is not layer.weight

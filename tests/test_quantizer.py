@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_dpq import CompactEmbedding, DPQEmbedding, collect_regularizer
+from fairseq_dpq import CompactEmbedding, DPQEmbedding, collect_regularizer, native
 from fairseq_dpq import codes as codes_module
 from fairseq_dpq.codes import best_codes
 from fairseq_dpq.distances import DISTANCES
-from fairseq_dpq.methods.sx import exchange, exchange_many
-from fairseq_dpq.normalization import Stats, normalize
+from fairseq_dpq.methods.sx import exchange, exchange_by_statistics
+from fairseq_dpq.normalization import Stats, batch_statistics, normalize
 from helpers import numpy_dpq as ref
 from helpers.layers import large_start
 
@@ -300,9 +300,16 @@ def test_full_rank_proposition() -> None:
 @pytest.mark.parametrize("distance", ["dot", "euclidean", "cosine"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("library", [False, True])
 def test_exchange_of_many_rows_is_the_exchange_in_chunks(
-    distance: str, shared: bool, normalized: bool, monkeypatch: pytest.MonkeyPatch
+    distance: str,
+    shared: bool,
+    normalized: bool,
+    library: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not library:
+        monkeypatch.setattr(native, "softmax_gradients", lambda *_: None)
     monkeypatch.setattr(
         codes_module, "_CPU_CHUNK", 7 * 3 * 5
     )  # 7 rows at once, the last chunk of 3
@@ -312,11 +319,29 @@ def test_exchange_of_many_rows_is_the_exchange_in_chunks(
     codes = torch.randint(5, (31, 3))
     up = torch.randn(31, 3, 2)
     q, keys, values = (part.requires_grad_() for part in parts)
-    many = exchange_many(q, keys, values, codes, stats, DISTANCES[distance], 0.7)
+    many = exchange_by_statistics(q, keys, values, codes, stats, DISTANCES[distance], 0.7)
     once = exchange(normalize(DISTANCES[distance].response(q, keys), stats), values, codes, 0.7)
     assert torch.equal(many, once)
     for one, other in zip(
         torch.autograd.grad(many, (q, keys, values), up),
         torch.autograd.grad(once, (q, keys, values), up),
     ):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("distance", ["dot", "euclidean", "cosine"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("size", [3, 9])  # fewer and more features than keys
+def test_statistics_of_a_batch_are_those_of_its_responses(
+    distance: str, shared: bool, size: int
+) -> None:
+    query, keys = torch.randn(50, 4, size) + 1, torch.randn(1 if shared else 4, 6, size)
+    found = batch_statistics(query, keys, DISTANCES[distance])
+    resp = DISTANCES[distance].response(query.double(), keys.double())
+    if shared:
+        resp = resp.reshape(200, 1, 6)
+    assert found is not None
+    torch.testing.assert_close(found.mean, resp.mean(0).float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.var, resp.var(0, unbiased=False).float(), rtol=1e-4, atol=1e-5)
+    one = batch_statistics(query[:1, :1], keys[:1], DISTANCES[distance])
+    assert one is None, "one value has no spread"

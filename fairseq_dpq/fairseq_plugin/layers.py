@@ -223,6 +223,8 @@ def tie_output(output: nn.Module, parameter: str, table: nn.Module) -> None:
         plain._parameters[parameter] = nn.Parameter(weight, requires_grad=False)
         return plain
 
+    if isinstance(table, DPQEmbedding):
+        table.serves_output = True
     del output._parameters[parameter]
     # In a tuple, so that the table is not registered as a child of the output layer too.
     output.__dict__["_dpq_table"] = (table,)

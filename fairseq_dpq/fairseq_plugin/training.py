@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fairseq_dpq.codes import code_usage
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
+from fairseq_dpq.statistics import WarmUp
 
 logger = logging.getLogger("fairseq_dpq")
 
@@ -124,6 +125,10 @@ class CodeWatch:
         self.updates = updates
         rows: list[dict[str, float]] = []
         for name, table in tables:
+            if table.is_plain:
+                now, last = WarmUp.progress(dict(table.named_buffers()))
+                logger.info(f"{name}: no codes yet, update {now} of {last} of the warm-up")
+                continue
             codes = table.codes().cpu()
             row = self._row(name, table, codes)
             rows.append(row)
@@ -138,6 +143,8 @@ class CodeWatch:
                     "--dpq-reseed-after 1000"
                     + "".join(f" or {hint}" for hint in table.method.collapse_hints)
                 )
+        if not rows:
+            return
         keys = [k for k in ("used", "entropy", "changed") if all(k in row for row in rows)]
         self.stats = {f"dpq_{k}": sum(row[k] for row in rows) / len(rows) for k in keys}
 

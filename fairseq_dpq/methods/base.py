@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq import initialization
-from fairseq_dpq.codebook import Codebook, Step
+from fairseq_dpq.codebook import Codebook, Penalty, Step
 from fairseq_dpq.codes import best_codes, evaluation_codes
 from fairseq_dpq.distances import DISTANCES, Dot
 from fairseq_dpq.forms.product_codes import CompactEmbedding
@@ -71,6 +71,15 @@ class Method:
 
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
         """Embeddings (tokens, d) of given codes, with the gradient where one is wanted."""
+        raise NotImplementedError
+
+    def shares_rows(self, c: Options) -> bool:
+        """Whether training sees the rows that `rebuild` gives, so that one table can serve all
+        lookups and the output layer of an update."""
+        return False
+
+    def observe(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Step:
+        """What statistics and the regulariser take from a batch whose codes are known."""
         raise NotImplementedError
 
     def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
@@ -196,21 +205,43 @@ class KeyedMethod(Method):
         """Query rows in float32: (tokens, D, key size)."""
         return rows.float().view(rows.shape[0], c.D, rows.shape[1] // c.D)
 
+    def shares_rows(self, c: Options) -> bool:
+        return not c.batch_stats
+
+    def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+        if c.batch_stats:
+            return self._train_by_batch(rows, book, c)
+        # By the running statistics, as in evaluation: a table that is used in several places, each
+        # with tokens of its own, would else give one token several codes.
+        codes = self.codes(rows, book, c)
+        out = self.rebuild(rows, codes, book, c)
+        return self.observe(rows, codes, book, c)._replace(rows=out)
+
+    def _train_by_batch(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+        """`train` with codes by the statistics of the batch, as the paper has it."""
+        raise NotImplementedError
+
+    def observe(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Step:
+        q = self.by_group(rows, c)
+        batch = None
+        if book.stats is not None:
+            with torch.no_grad():
+                batch = batch_statistics(q, book.keys.float(), self.distance(c))
+        return Step(rows, q.detach(), codes, batch, self._penalty(q, codes, book, c))
+
+    def _penalty(self, q: Tensor, codes: Tensor, book: Codebook, c: Options) -> Penalty | None:
+        """The regulariser of queries (tokens, D, size) with these codes."""
+        return None
+
     def _assign(self, q: Tensor, keys: Tensor, book: Codebook, c: Options) -> tuple:
-        """Responses (tokens, D, K), normalised; codes; this batch's statistics."""
+        """By the batch: responses (tokens, D, K), normalised; codes; the batch's statistics."""
         resp = self.distance(c).response(q, keys)
         batch = None
         if book.stats is not None:
-            values = resp.shape[0] * (resp.shape[1] if c.share_subspaces else 1)
-            if values < 2:  # one value has no spread to normalise by
+            if resp.shape[0] * (resp.shape[1] if c.share_subspaces else 1) < 2:
                 resp = normalize(resp, book.stats)
-            elif c.batch_stats:
-                resp, batch = batch_normalize(resp, c.share_subspaces)
             else:
-                # By the running statistics, as in evaluation: a table that is used in several
-                # places, each with tokens of its own, would else give one token several codes.
-                batch = batch_statistics(resp.detach(), c.share_subspaces)
-                resp = normalize(resp, book.stats.clone())
+                resp, batch = batch_normalize(resp, c.share_subspaces)
         return resp, best_codes(resp.detach()), batch
 
     def codes(self, rows: Tensor, book: Codebook, c: Options) -> Tensor:

@@ -71,20 +71,20 @@ class VQ(KeyedMethod):
         groups, K, size = shapes["values"]
         return [CentroidAverage(groups, K, size, c.ema_decay)] if c.ema_decay else []
 
-    def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+    def _train_by_batch(self, rows: Tensor, book: Codebook, c: Options) -> Step:
         q = self.by_group(rows, c)
-        keys, values = book.float()
+        keys, _ = book.float()
         with torch.no_grad():
             _, codes, batch = self._assign(q, keys, book, c)
-        centroid = look_up(values, codes)
-        penalty = None
-        if torch.is_grad_enabled() and q.shape[0]:
-            penalty = self._penalty(q, centroid, c)
-        out = straight_through(q, centroid, values, c.rotation_trick)
-        return Step(out.flatten(1), q.detach(), codes, batch, penalty)
+        out = self.rebuild(rows, codes, book, c)
+        return Step(out, q.detach(), codes, batch, self._penalty(q, codes, book, c))
 
-    def _penalty(self, q: Tensor, centroid: Tensor, c: Options) -> Penalty:
+    def _penalty(self, q: Tensor, codes: Tensor, book: Codebook, c: Options) -> Penalty | None:
+        if not torch.is_grad_enabled() or not q.shape[0]:
+            return None
         # Sums over the dimensions of a row: a weight then means the same whatever their number.
+        _, values = book.float()
+        centroid = look_up(values, codes)
         total = q.new_zeros(())
         error = (centroid - q.detach()).pow(2).sum()
         if not c.ema_decay:  # with weight 0 too: DDP wants a gradient of each parameter

@@ -1,10 +1,19 @@
 """The native library: lookup, logits, codes and packing in C, with PyTorch as the reference."""
 
-from fairseq_dpq.native.functions import codes, pack, unpack
+from fairseq_dpq.native.functions import codes, pack, softmax_gradients, unpack
 from fairseq_dpq.native.library import describe, load
 from fairseq_dpq.native.table import Table, table
 
-__all__ = ["Table", "available", "codes", "describe", "pack", "table", "unpack"]
+__all__ = [
+    "Table",
+    "available",
+    "codes",
+    "describe",
+    "pack",
+    "softmax_gradients",
+    "table",
+    "unpack",
+]
 
 
 def available() -> bool:

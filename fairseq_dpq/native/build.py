@@ -20,7 +20,10 @@ from typing import Sequence
 HERE = Path(__file__).resolve().parent
 NAME = "libdpq.so"
 SHARED = ("dispatch.c", "threads.c")  # compiled once
-KERNELS = ("lookup.c", "logits.c", "logits_permute.c", "codes.c", "packing.c", "variant.c")
+KERNELS = (
+    *("lookup.c", "logits.c", "logits_permute.c", "codes.c", "gradients.c", "packing.c"),
+    "variant.c",
+)
 # Codes are defined by single rounded operations: no fused multiply-add, no reassociation.
 FLAGS = (
     *("-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"),

@@ -83,6 +83,30 @@ typedef struct {
  * float32 sums, one dimension after the other. */
 DPQ_EXPORT int64_t dpq_codes(const dpq_query *query, int32_t threads);
 
+typedef struct {
+    const float *features;  /* (rows, D, features_size), rows `stride` floats apart */
+    const float *direction; /* (G, K, features_size) */
+    const float *offset;    /* (G, K) */
+    const float *values;    /* (G, K, size) */
+    const int64_t *codes;   /* (rows, D) */
+    const float *grad;      /* (rows, D, size) */
+    float *grad_features;   /* (rows, D, features_size) */
+    float *grad_direction;  /* as direction; all of these are written, not added to */
+    float *grad_offset;
+    float *grad_values;
+    int64_t rows;
+    int64_t stride;
+    int64_t D;
+    int64_t features_size;
+    int64_t G; /* D, or 1 when subspaces are shared */
+    int64_t K;
+    int64_t size;
+} dpq_softmax;
+
+/* Gradients of rows picked by given codes: the values of a code get the row's gradient, and features,
+ * directions and offsets that of the softmax of <features, direction> + offset over the values. */
+DPQ_EXPORT int64_t dpq_softmax_gradients(const dpq_softmax *job, int32_t threads);
+
 /* Pack codes (n, D) of code_bytes 1, 2 or 8 into rows of row_bytes bytes, and back. */
 DPQ_EXPORT int64_t dpq_pack(const void *codes, int32_t code_bytes, int64_t n, int64_t D,
                             const uint8_t *bits, int64_t row_bytes, uint8_t *out, int32_t threads);

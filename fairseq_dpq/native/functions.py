@@ -71,6 +71,47 @@ def codes(
     return out
 
 
+@torch.no_grad()
+def softmax_gradients(
+    features: Tensor, direction: Tensor, offset: Tensor, values: Tensor, codes: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Gradients of features (rows, D, m), direction (G, K, m), offset (G, K) and values
+    (G, K, size), where `grad` (rows, D, size) is that of the rows picked by `codes` (rows, D)."""
+    parts = (features, direction, offset, values, grad)
+    lib = _serves(*parts, codes)
+    if lib is None or any(t.dtype is not torch.float32 for t in parts):
+        return None
+    (rows, D, m), (G, K, size) = features.shape, values.shape
+    if K > _MOST_CODES or G not in (1, D) or codes.dtype is not torch.int64:
+        return None
+    if direction.shape != (G, K, m) or grad.shape != (rows, D, size) or codes.shape != (rows, D):
+        raise ValueError("the shapes of a softmax's gradient do not fit each other")
+    features, direction, offset, values, grad = (aligned(t) for t in parts)
+    codes = aligned(codes)
+    out = tuple(torch.empty_like(t) for t in (features, direction, offset, values))
+    job = library.SoftmaxStruct(
+        features=features.data_ptr(),
+        direction=direction.data_ptr(),
+        offset=offset.data_ptr(),
+        values=values.data_ptr(),
+        codes=codes.data_ptr(),
+        grad=grad.data_ptr(),
+        grad_features=out[0].data_ptr(),
+        grad_direction=out[1].data_ptr(),
+        grad_offset=out[2].data_ptr(),
+        grad_values=out[3].data_ptr(),
+        rows=rows,
+        stride=D * m,
+        D=D,
+        features_size=m,
+        G=G,
+        K=K,
+        size=size,
+    )
+    _check(lib.dpq_softmax_gradients(ctypes.addressof(job), torch.get_num_threads()))
+    return out  # type: ignore[return-value]
+
+
 def pack(codes: Tensor, bits: Sequence[int], row_bytes: int) -> Tensor | None:
     """Codes (n, D) as bits (n, row_bytes)."""
     lib = _serves(codes)

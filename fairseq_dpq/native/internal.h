@@ -65,6 +65,16 @@ typedef struct {
     int32_t width;
 } dpq_packing_job;
 
+typedef struct {
+    const dpq_softmax *in;
+    const float *direction; /* (G, features_size, width) */
+    const float *offset;    /* (G, width) */
+    const float *values;    /* (G, size, width) */
+    float *grad_direction;  /* as direction */
+    float *grad_offset;
+    int64_t width; /* K, rounded up */
+} dpq_softmax_job;
+
 /* The kernels of one instruction set. */
 typedef struct {
     const char *name;
@@ -74,6 +84,7 @@ typedef struct {
     int64_t (*logits)(const void *job, int64_t start, int64_t end);
     int64_t (*logits_permute)(const void *job, int64_t start, int64_t end); /* or null */
     int64_t (*codes)(const void *job, int64_t start, int64_t end);
+    int64_t (*softmax)(const void *job, int64_t start, int64_t end); /* of groups */
     int64_t (*unpack)(const void *job, int64_t start, int64_t end);
     int64_t (*pack)(const void *job, int64_t start, int64_t end);
 } dpq_kernels;

@@ -22,6 +22,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "dpq_lookup": [_POINTER, _POINTER, _INT64, _INT32, _POINTER, _INT32],
     "dpq_logits": [_POINTER, _POINTER, _INT64, _POINTER, _INT32],
     "dpq_codes": [_POINTER, _INT32],
+    "dpq_softmax_gradients": [_POINTER, _INT32],
     "dpq_pack": [_POINTER, _INT32, _INT64, _INT64, _POINTER, _INT64, _POINTER, _INT32],
     "dpq_unpack": [_POINTER, _INT64, _INT64, _POINTER, _INT64, _POINTER, _INT32, _INT32],
 }
@@ -47,6 +48,17 @@ class QueryStruct(ctypes.Structure):
         *[(name, _INT64) for name in ("tokens", "stride", "D", "key_dim", "G", "K")],
         ("stat_groups", _INT64),
         *[(name, _INT32) for name in ("distance", "out_bytes")],
+    ]
+
+
+class SoftmaxStruct(ctypes.Structure):
+    """dpq_softmax of dpq.h."""
+
+    _fields_ = [
+        *[(name, _POINTER) for name in ("features", "direction", "offset", "values", "codes")],
+        *[(name, _POINTER) for name in ("grad", "grad_features", "grad_direction")],
+        *[(name, _POINTER) for name in ("grad_offset", "grad_values")],
+        *[(name, _INT64) for name in ("rows", "stride", "D", "features_size", "G", "K", "size")],
     ]
 
 

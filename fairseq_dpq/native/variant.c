@@ -7,6 +7,7 @@ void DPQ_NAME(dpq_partial)(const dpq_partial_job *);
 int64_t DPQ_NAME(dpq_logits_rows)(const void *, int64_t, int64_t);
 int64_t DPQ_NAME(dpq_logits_permute)(const void *, int64_t, int64_t);
 int64_t DPQ_NAME(dpq_codes_rows)(const void *, int64_t, int64_t);
+int64_t DPQ_NAME(dpq_softmax_groups)(const void *, int64_t, int64_t);
 int64_t DPQ_NAME(dpq_unpack_rows)(const void *, int64_t, int64_t);
 int64_t DPQ_NAME(dpq_pack_rows)(const void *, int64_t, int64_t);
 
@@ -23,6 +24,7 @@ const dpq_kernels DPQ_NAME(dpq_kernels) = {
     .logits_permute = DPQ_NAME(dpq_logits_permute),
 #endif
     .codes = DPQ_NAME(dpq_codes_rows),
+    .softmax = DPQ_NAME(dpq_softmax_groups),
     .unpack = DPQ_NAME(dpq_unpack_rows),
     .pack = DPQ_NAME(dpq_pack_rows),
 };

@@ -193,6 +193,16 @@ def test_log_formats(corpus, tmp_path, log_format) -> None:
         assert {"dpq_reg", "dpq_used", "dpq_entropy", "dpq_changed"} <= set(tags)
 
 
+def test_validation_during_the_warmup_says_that_there_are_no_codes_yet(corpus, tmp_path) -> None:
+    """Validated after each update: before, at and after the first codes; one table is tied."""
+    flags = [*TRANSFORMER, "--validate-interval-updates", "1"]
+    flags += ["--share-decoder-input-output-embed"]
+    dpq = "--dpq-K 8 --dpq-D 4 --dpq-warmup-updates 2 --dpq-ramp-updates 1 --dpq-embeddings all"
+    log = train(corpus, tmp_path, *flags, updates=4, dpq=dpq)
+    assert log.count("encoder.embed_tokens: no codes yet, update 1 of 2 of the warm-up") == 1
+    assert len(re.findall(r"encoder.embed_tokens: [\d.]+% of codes used", log)) == 3
+
+
 def test_collapse_gives_a_warning(corpus, tmp_path, monkeypatch) -> None:
     """All queries alike: one code in use, and the log says what to try."""
     from fairseq_dpq.methods.vq import VQ as Method

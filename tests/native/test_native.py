@@ -16,6 +16,7 @@ from fairseq_dpq.codes import evaluation_codes
 from fairseq_dpq.distances import DISTANCES
 from fairseq_dpq.forms.packing import pack_codes, row_bytes, unpack_codes
 from fairseq_dpq.memory import memory_of
+from fairseq_dpq.methods.sx import softmax_gradients
 from helpers.native_cases import (
     DTYPES,
     by_pytorch,
@@ -46,6 +47,35 @@ def test_lookup_has_the_bits_of_pytorch(seed: int) -> None:
         found = table_of(form).lookup(indices)
         assert found is not None and found.dtype == form.values.dtype
         assert torch.equal(found, by_pytorch(form, indices)), form
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_softmax_gradients_are_those_of_pytorch(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    for _ in range(60):
+        D, K = rng.choice([1, 2, 5, 16]), rng.choice([1, 2, 5, 15, 16, 17, 32, 33, 300])
+        m, size, rows = (
+            rng.choice([1, 2, 3, 4, 8, 20]),
+            rng.choice([1, 2, 4, 8, 11]),
+            rng.choice([0, 1, 70]),
+        )
+        G = rng.choice([1, D])
+        parts = (torch.randn(rows, D, m), torch.randn(G, K, m) * rng.choice([0.1, 1, 30]))
+        rest = (torch.randn(G, K), torch.randn(G, K, size), torch.randint(K, (rows, D)))
+        inputs = (*parts, *rest, torch.randn(rows, D, size))
+        found = native.softmax_gradients(*inputs)
+        doubled = [t.double() if t.is_floating_point() else t for t in inputs]
+        assert found is not None
+        for one, other in zip(found, softmax_gradients(*doubled)):
+            torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-3)
+
+
+def test_softmax_gradients_refuse_codes_out_of_range() -> None:
+    codes = torch.tensor([[0], [2]])
+    rest = (torch.randn(1, 2, 3), torch.randn(1, 2), torch.randn(1, 2, 3), codes)
+    with pytest.raises(ValueError, match="refuses"):
+        native.softmax_gradients(torch.randn(2, 1, 3), *rest, torch.randn(2, 1, 3))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,0 +1,43 @@
+"""The whole table of a layer, built once and kept while it is good."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, NamedTuple
+
+from torch import Tensor
+
+
+class Built(NamedTuple):
+    """All rows of a table, and their codes where there are any."""
+
+    rows: Tensor  # (n, d)
+    codes: Tensor | None = None  # (n, D)
+
+
+class KeptTable:
+    """Holds one built table until a tensor that it comes from changes.
+
+    A table with a gradient is also dropped as soon as the gradient has been taken: its graph is
+    gone then, and the next micro-batch needs a new one.
+    """
+
+    def __init__(self) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the table."""
+        self._state: Any = None
+        self._built: Built | None = None
+
+    def get(self, sources: Iterable[Tensor], build: Callable[[], Built]) -> Built:
+        """The table that was kept for these sources as they are, or a new one."""
+        state = tuple((t.data_ptr(), t._version) for t in sources)
+        if self._built is None or self._state != state:
+            self._state, self._built = state, build()
+            if self._built.rows.requires_grad:
+                self._built.rows.register_hook(lambda _: self.drop())
+        return self._built
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Neither copied nor pickled: tensors with a graph could not be.
+        return {"_state": None, "_built": None}
