@@ -91,6 +91,11 @@ class WarmUp(Tracker):
         return "schedule" in state and bool(state["schedule"][0] < state["schedule"][1])
 
     @staticmethod
+    def has_begun(state: Buffers) -> bool:
+        """Whether an update has been counted, or a trained table made the warm-up needless."""
+        return bool(state["schedule"][0] > 0)
+
+    @staticmethod
     def progress(state: Buffers) -> tuple[int, int]:
         """Updates of the warm-up so far, and all of them."""
         if "schedule" not in state:

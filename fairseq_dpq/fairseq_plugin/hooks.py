@@ -10,7 +10,7 @@ import functools
 from typing import Any, Callable
 
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.fairseq_plugin import gate, options, replace, resume, training
+from fairseq_dpq.fairseq_plugin import gate, options, replace, resume, schedule, training
 from fairseq_dpq.fairseq_plugin.configs import (
     delete_options,
     get_option,
@@ -54,7 +54,7 @@ def build_model(old: Callable) -> Callable:
                 run_option(cfg, "checkpoint", "restore_file"),
                 run_option(cfg, "checkpoint", "finetune_from_model"),
             )
-            length = int(run_option(cfg, "optimization", "max_update") or 0)
+            length = schedule.first_guess(cfg)
             record = replace.replace_tables(model, cfg, chosen, length, saved)
             set_options(cfg, chosen.to_keys())
             write_record(cfg, record)
@@ -186,6 +186,18 @@ def begin_valid_epoch(old: Callable) -> Callable:
         return old(self, *args, **kwargs)
 
     return begin
+
+
+def get_train_iterator(old: Callable) -> Callable:
+    """Settle the warm-up as soon as the length of an epoch is known."""
+
+    @functools.wraps(old)
+    def get(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batches = old(self, *args, **kwargs)
+        schedule.settle(self, batches)
+        return batches
+
+    return get
 
 
 _restoring: list[tuple[Any, bool]] = []  # the trainer that is loading, and reset_optimizer

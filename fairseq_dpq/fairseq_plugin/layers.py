@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_dpq.codebook import Penalty
-from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.config import DPQConfig, DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
@@ -49,6 +49,8 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         super().__init__(*args, **kwargs)
         self.defer_updates = True  # statistics follow each update, not each micro-batch
         self._log_evaluation = True
+        # The options as they were given, while the length of the training is not known.
+        self.open_schedule: DPQConfig | None = None
 
     def forward(self, indices: Tensor) -> Tensor:
         out = super().forward(indices)

@@ -20,7 +20,7 @@ from fairseq_dpq.config import (
     say_flag,
     say_flag_of,
 )
-from fairseq_dpq.fairseq_plugin import resume
+from fairseq_dpq.fairseq_plugin import resume, schedule
 from fairseq_dpq.fairseq_plugin.choosing import choose, decoder_only
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding, form_class, tie_output
@@ -102,9 +102,7 @@ def replace_tables(
         if saved is not None and found.path in saved.tables:
             config = resume.adopt(config, saved.tables[found.path], saved)
         tied = bool(found.tied) or len(found.paths) > 1
-        config = config.resolved(tied, max_update)
-        if "warmup_updates" in config.method_object.options:
-            logger.info(f"{found.path}: {_schedule(config)}")
+        given, config = config, config.resolved(tied, max_update)
         table = FairseqDPQEmbedding(
             old.num_embeddings,
             old.embedding_dim,
@@ -113,6 +111,10 @@ def replace_tables(
             dtype=old.weight.dtype,
             **config.layer_options(),
         )
+        if config.warmup_updates and given.warmup_updates is None:
+            table.open_schedule = given
+        elif "warmup_updates" in config.method_object.options:
+            logger.info(f"{found.path}: {schedule.describe(config)}")
         vectors = get_option(cfg, f"{'decoder' if found.decoder else 'encoder'}_embed_path")
         if vectors:
             logger.info(f"{found.path}: k-means of the vectors from {vectors}")
@@ -151,17 +153,6 @@ def restore_tables(model: nn.Module, record: TablesRecord) -> None:
             new = FairseqDPQEmbedding(*size, **table.config.layer_options())
         new.train(model.training)
         _put(model, found[path], new)
-
-
-def _schedule(config: DPQConfig) -> str:
-    """What the first updates do, for the log."""
-    if config.warmup_updates:
-        last = config.warmup_updates + (config.ramp_updates or 0)
-        return (
-            f"plain until update {config.warmup_updates}, then k-means gives the codes; all "
-            f"quantised from update {last} on"
-        )
-    return "no warm-up; one often gives better codes: --max-update N or --dpq-warmup-updates N"
 
 
 def _put(model: nn.Module, found: Found, table: nn.Module) -> None:

@@ -169,3 +169,20 @@ def test_pretrained_vectors_start_a_table(corpus, tmp_path) -> None:
     values = last(tmp_path / "ck")["model"]["encoder.embed_tokens.values"]
     start = DPQEmbedding.from_pretrained(query, 1, K=32, D=16, method="vq")
     torch.testing.assert_close(values, start.values.detach())
+
+
+@pytest.mark.parametrize("updates", [0, 100000])
+def test_the_warmup_follows_the_number_of_epochs(corpus, tmp_path, updates) -> None:
+    """The checkpoint has the numbers, and a longer training keeps them."""
+    flags = [*TIED, "--update-freq", "3"]
+    log = train(corpus, tmp_path, *flags, "--max-epoch", "9", updates=updates, dpq=SX)
+    done = last(tmp_path)["last_optimizer_state"]["state"][0]["step"]
+    wanted = f"plain until update {int(done) // 8}, then k-means"
+    assert int(done) >= 16 and log.count(wanted) == 2, "once for each table"
+    assert "no warm-up" not in log
+    state = last(tmp_path)["model"]["encoder.embed_tokens.schedule"]
+    assert state.tolist() == [done, done // 8, done // 8 + done // 2]
+    resumed = train(corpus, tmp_path, *flags, "--max-epoch", "10", updates=updates, dpq=SX)
+    assert f"plain until update {int(done) // 8}, then" in resumed
+    after = last(tmp_path)["model"]["encoder.embed_tokens.schedule"]
+    assert after[0] > done and after[1:].tolist() == state[1:].tolist()

@@ -31,6 +31,7 @@ def attach() -> None:
     replace(FairseqTask, "optimizer_step", hooks.optimizer_step)
     replace(Trainer, "_prepare_sample", hooks.prepare_sample)
     replace(Trainer, "_reduce_and_log_stats", hooks.reduce_and_log_stats)
+    replace(Trainer, "get_train_iterator", hooks.get_train_iterator)
     replace(Trainer, "begin_valid_epoch", hooks.begin_valid_epoch)
     replace(Trainer, "load_checkpoint", hooks.load_checkpoint)
     replace(checkpoint_utils, "load_checkpoint_to_cpu", hooks.load_checkpoint_to_cpu)
