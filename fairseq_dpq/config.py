@@ -80,12 +80,12 @@ class DPQConfig:
     warmup_updates: int | None = _option(
         None,
         "first updates in which the table is a plain one; k-means of it then gives the codes, 0: "
-        "off (default: an eighth of --max-update)",
+        "off (default: an eighth of the training)",
     )
     ramp_updates: int | None = _option(
         None,
         "updates after the warm-up over which quantised rows take the place of plain ones "
-        "(default: half of --max-update)",
+        "(default: half of the training)",
     )
     kmeans_init: int = _option(
         0, "collect the tokens of this many first updates, then start the keys by k-means (0: off)"

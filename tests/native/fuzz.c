@@ -126,9 +126,31 @@ static void fuzz_codes(void) {
     free(query), free(keys), free(mean), free(scale), free(out);
 }
 
+static void fuzz_gradients(void) {
+    int64_t rows = PICK(0, 1, 3, 70), D = PICK(1, 2, 5), m = PICK(1, 2, 3, 4, 8, 9);
+    int64_t K = PICK(1, 2, 15, 16, 17, 32, 300), size = PICK(1, 2, 4, 8, 11), G = below(2) ? 1 : D;
+    int64_t stride = D * m + below(3);
+    float *features = floats(rows * stride), *direction = floats(G * K * m), *offset = floats(G * K);
+    float *values = floats(G * K * size), *grad = floats(rows * D * size);
+    float *out = floats(rows * D * m), *to = floats(G * K * m), *to_offset = floats(G * K);
+    float *to_values = floats(G * K * size);
+    int64_t *codes = bytes(rows * D * 8);
+    for (int64_t i = 0; i < rows * D; i++) codes[i] = below(K);
+    int damaged = rows && below(8) == 0;
+    if (damaged) codes[below(rows * D)] = below(2) ? K + below(3) : -1 - below(3);
+    dpq_softmax job = {features, direction, offset, values, codes, grad, out, to, to_offset,
+                       to_values, rows, stride, D, m, G, K, size};
+    int64_t code = dpq_softmax_gradients(&job, 1 + (int32_t)below(3));
+    expect(damaged ? code > 0 && code <= rows : code == 0, "gradients");
+    job.stride = D * m - 1;
+    expect(dpq_softmax_gradients(&job, 1) == DPQ_BAD_TABLE, "rows that overlap");
+    free(features), free(direction), free(offset), free(values), free(grad), free(out), free(to);
+    free(to_offset), free(to_values), free(codes);
+}
+
 int main(int count, char **arguments) {
     long rounds = count > 1 ? atol(arguments[1]) : 3000;
-    for (long i = 0; i < rounds; i++) fuzz_table(), fuzz_codes();
+    for (long i = 0; i < rounds; i++) fuzz_table(), fuzz_codes(), fuzz_gradients();
     printf("%s: %ld rounds, %ld failures\n", dpq_variant(), rounds, (long)failures);
     return failures != 0;
 }
