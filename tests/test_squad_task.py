@@ -251,6 +251,7 @@ def test_command_refuses_other_checkpoints(
     for checkpoint, data, message in (
         (pretrained, text / "nothing", "nothing/valid.examples.jsonl: no such file"),
         (pretrained.with_name("none.pt"), text / "bin", "none.pt: no such file"),
+        (pretrained, text / "bin", "was not trained with --task squad; fine-tune it"),
     ):
         assert command.main([str(checkpoint), "--data", str(data), "--cpu"]) == 2
         assert message in capsys.readouterr().err

@@ -10,6 +10,8 @@ from typing import Any, Iterator
 import torch
 from fairseq import checkpoint_utils
 
+from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.tasks.squad import span_logits
 from fairseq_dpq.tasks.squad_answers import Answer, Window, n_best, null_odds
 
@@ -67,11 +69,15 @@ def predict(
 ) -> Iterator[Prediction]:
     """Answers to all questions of a split; `overrides` are options of the task, such as
     `doc_stride`."""
+    changes = {"data": data, **(overrides or {})}
+    state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, changes)
+    if get_option(get_option(state["cfg"], "task"), "_name") != "squad":
+        raise DPQConfigError(
+            f"{checkpoint} was not trained with --task squad; fine-tune it: scripts/train.sh squad1"
+        )
     models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [checkpoint], arg_overrides={"data": data, **(overrides or {})}
+        [checkpoint], arg_overrides=changes, state=state
     )
-    if not hasattr(models[0], "span_head"):
-        raise ValueError(f"{checkpoint} was not trained with --task squad --arch roberta_qa")
     where = torch.device(device)
     model = models[0].to(where).eval()
     task.load_dataset(subset)
