@@ -118,7 +118,7 @@ def test_probabilities_sum_to_one() -> None:
 
 
 def test_best_threshold() -> None:
-    golds = {"1": ["a b"], "2": [], "3": ["c"], "4": []}
+    golds = {"1": ["a b"], "3": ["c"], "2": [], "4": []}
     spans = {"1": "b", "2": "x", "3": "c", "4": "y"}
     odds = {"1": -3.0, "3": -1.0, "2": 0.5, "4": 2.0}
     # Answered: none 2 of 4; 1: 3 (`a` is an article, so `b` is right); 1, 3: 4; then 2 is lost

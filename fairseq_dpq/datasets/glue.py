@@ -66,14 +66,14 @@ class Row:
 def read_rows(path: Path, data: LabelledSet, columns: Columns) -> Iterator[Row]:
     """The examples of a TSV file.
 
-    Quotes are part of the text: GLUE's files have unbalanced ones. Lines end at LF alone, and the
-    first one may have a byte order mark.
+    Quotes are part of the text: GLUE's files have unbalanced ones. Lines end at LF alone. A byte
+    order mark, which MRPC has, is in the header.
     """
     wanted = [*columns.sentences, columns.label, *([columns.only[0]] if columns.only else [])]
     with open(path, "rb") as stream:
         for number, raw in enumerate(stream, start=1):
             try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                line = raw.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise PrepareError(f"{path}: line {number}: not UTF-8 text ({error})") from error
             if number == 1 and columns.header:
