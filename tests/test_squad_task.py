@@ -183,8 +183,12 @@ def test_resume_compact_and_answers(
     source, target = tmp_path / "whole" / "checkpoint_last.pt", tmp_path / "compact.pt"
     assert compact.main([str(source), str(target)]) == 0
     assert target.stat().st_size < source.stat().st_size
-    outputs = []
+    outputs, losses = [], []
     for checkpoint in (source, target):
+        argv = [text / "bin", "--user-dir", fsq.USER_DIR, "--path", checkpoint, "--cpu"]
+        argv += ["--task", "squad", "--criterion", "squad_span", "--batch-size", "10"]
+        out = fsq.main("validate", [*map(str, argv), "--required-batch-size-multiple", "1"])
+        losses.append(fsq.logged(out, r"\| loss")[-1])
         found = list(predict(str(checkpoint), str(text / "bin"), n=3))
         assert len(found) == 20 and sum(not p.golds for p in found) == 5
         outputs.append([(p.answers, p.odds) for p in found])
@@ -194,6 +198,7 @@ def test_resume_compact_and_answers(
         assert command.main(argv) == 0
         facts = json.loads(capsys.readouterr().out)
         assert facts["questions"] == 20 and facts["best_f1"] >= facts["f1"]
+    assert losses == fsq.logged(log, r"valid on .* \| loss") * 2
     assert outputs[0] == outputs[1]  # the same logits, bit for bit
     texts = json.loads((tmp_path / "compact.json").read_text())
     assert texts == json.loads((tmp_path / "checkpoint_last.json").read_text())

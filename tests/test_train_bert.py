@@ -16,6 +16,7 @@ import pytest
 import torch
 from fairseq import options
 
+from fairseq_dpq.cli import compact
 from fairseq_dpq.config import DPQConfig
 from fairseq_dpq.fairseq_plugin.configs import read_record
 from helpers import fsq
@@ -164,3 +165,13 @@ def test_fine_tuning_starts_from_the_pretrained_codes(
     assert "(epoch 1 @ 5 updates)" in again  # its own checkpoint, not the pre-trained one
     accuracy = fsq.logged(log, r"valid on .* \| accuracy")
     assert len(accuracy) == 1 and 0 <= accuracy[0] <= 100
+    source, target = tmp_path / "glue" / "checkpoint_last.pt", tmp_path / "compact.pt"
+    assert compact.main([str(source), str(target)]) == 0
+    scores = []
+    for checkpoint in (source, target):
+        words = shlex.split(_dry(f"DATA={toy} scripts/score.sh glue_cola {checkpoint} --cpu"))
+        words[words.index("--user-dir") + 1] = fsq.USER_DIR
+        out = fsq.main("validate", words[1:])
+        scores.append([fsq.logged(out, rf"\| {key}")[-1] for key in ("loss", "accuracy")])
+    assert scores[0] == scores[1]
+    assert scores[0][1:] == fsq.logged(again, r"valid on .* \| accuracy")
