@@ -11,7 +11,7 @@
 #   flags            of fairseq-train; @method and @batch stand for the flags of these two
 #   methods          a line for each METHOD: its name, its flags. Flags after `...` come behind all
 #                    others. METHOD full has no flags.
-#   metric score     how score.sh evaluates (bleu or perplexity), and the flags for that
+#   metric score     how score.sh evaluates (bleu, perplexity or validate), and the flags for that
 #   source target    bleu: the languages
 #   reference        bleu: reference file in the data folder, @subset stands for the split;
 #   tokenized        bleu: the tokenised reference, if a second score is wanted

@@ -6,7 +6,8 @@ usage() {
     cat <<'TEXT'
 usage: scripts/score.sh RECIPE CHECKPOINT [flags...]
   RECIPE      as for scripts/train.sh: fairseq-generate and BLEU for translation, fairseq-eval-lm and
-              perplexity for language models. scripts/score_nmt.sh is the same script
+              perplexity for language models, fairseq-validate for masked language models and
+              classifiers. scripts/score_nmt.sh is the same script
   CHECKPOINT  of scripts/train.sh, fairseq-dpq-compact or fairseq-dpq-quantize; A.pt:B.pt is an
               ensemble
 Flags after CHECKPOINT come last and win, e.g. --gen-subset valid or --beam 1.
@@ -29,6 +30,7 @@ shift 2
 
 first=${checkpoint%%:*}
 subset=test out=${OUT:-${first%.pt}} previous=''
+[ "$metric" != validate ] || subset=valid
 for word in "$@"; do
     case $word in
     --gen-subset=*) subset=${word#*=} ;;
@@ -56,7 +58,12 @@ perplexity)
     program=eval-lm needs_file=$folder/$needs
     set -- "$folder" --user-dir "$user_dir" --path "$checkpoint" --gen-subset "$subset" "$@"
     ;;
-*) fail "recipes/$recipe.conf: metric '$metric' is neither bleu nor perplexity" ;;
+validate)
+    program=validate needs_file=$folder/$needs
+    set -- "$folder" --user-dir "$user_dir" --path "$checkpoint" --valid-subset "$subset" \
+        --required-batch-size-multiple 1 "$@"
+    ;;
+*) fail "recipes/$recipe.conf: metric '$metric' is neither bleu nor perplexity nor validate" ;;
 esac
 
 if [ "${DRY_RUN:-0}" = 0 ]; then
@@ -67,7 +74,7 @@ if [ "${DRY_RUN:-0}" = 0 ]; then
 fi
 show "fairseq-$program" "$@"
 [ "${DRY_RUN:-0}" = 0 ] || exit 0
-[ "$metric" = bleu ] || exec "$python" -m fairseq_cli.eval_lm "$@"
+[ "$metric" = bleu ] || exec "$python" -m "fairseq_cli.$(echo "$program" | tr - _)" "$@"
 "$python" -m fairseq_cli.generate "$@"
 set -- "$out/generate-$subset.txt" --reference "$needs_file"
 [ -z "$tokenized" ] || set -- "$@" --tokenized-reference "$tokenized"

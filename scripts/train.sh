@@ -21,6 +21,8 @@ Environment:
   MICRO     what a worker takes at once at most, in the same unit  (default: the recipe's);
             --update-freq makes up the rest. Not with lanes or blocks
   SHARE     0: without the recipe's --dpq-share-subspaces
+  BERT, PRETRAINED  fine-tuning: base (default) or small, and the pre-trained checkpoint
+            (default: checkpoint_best.pt of recipe bert_base or bert_small with METHOD)
   DRY_RUN   1: print the command, do not run it
   PYTHON    the interpreter              (default: the checkout's .venv, else python3)
 TEXT

@@ -1,0 +1,124 @@
+"""fairseq-dpq-squad CKPT --data DIR: answers to the questions of SQuAD, exact match and F1."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Sequence
+
+from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.cli.common import run
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """The options of fairseq-dpq-squad."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-dpq-squad",
+        description="Answer the questions of a prepared split with a checkpoint of --task squad, "
+        "training or compact. Prints exact match and F1.",
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CKPT")
+    add("--data", required=True, help="folder of scripts/prepare.sh squad1 or squad2")
+    add("--subset", default="valid", help="split (default: %(default)s)")
+    add("--predictions", type=Path, metavar="FILE",
+        help="write the answers: JSON, from id to text, as SQuAD's own script reads it"
+        )  # fmt: skip
+    add("--n-best", type=int, default=20, metavar="N",
+        help="spans that are compared (default: %(default)s)")  # fmt: skip
+    add("--n-best-file", type=Path, metavar="FILE",
+        help="write the best spans of each question, with probabilities and null odds"
+        )  # fmt: skip
+    add("--max-answer-length", type=int, default=30, metavar="N",
+        help="longest answer in pieces (default: %(default)s)")  # fmt: skip
+    add("--null-threshold", type=float, default=0.0, metavar="X",
+        help="SQuAD 2.0: no answer where the null score is more than X above the best span "
+        "(default: %(default)s)")  # fmt: skip
+    add("--doc-stride", type=int, metavar="N", help="default: that of the training")
+    add("--batch-size", type=int, default=16, metavar="N", help="(default: %(default)s)")
+    add("--cpu", action="store_true", help="do not use a GPU")
+    add("--json", action="store_true", help="print JSON instead of a table")
+    add("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("n_best", "max_answer_length", "batch_size"):
+        if getattr(args, name) < 1:
+            flag = "--" + name.replace("_", "-")
+            raise CheckpointError(f"{flag} {getattr(args, name)} is not positive")
+    for path in (Path(args.checkpoint), Path(args.data) / f"{args.subset}.examples.jsonl"):
+        if not path.is_file():
+            raise CheckpointError(f"{path}: no such file; run: scripts/prepare.sh squad1 or squad2")
+
+
+def answer(args: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    _check(args)
+    import torch
+
+    from fairseq_dpq.fairseq_plugin import plugin
+
+    plugin.register()
+    from fairseq_dpq.tasks.squad_answers import best_threshold, probabilities, score
+    from fairseq_dpq.tasks.squad_predict import predict
+
+    device = "cuda" if torch.cuda.is_available() and not args.cpu else "cpu"
+    overrides = {} if args.doc_stride is None else {"doc_stride": args.doc_stride}
+    found = list(
+        predict(
+            args.checkpoint,
+            args.data,
+            args.subset,
+            args.n_best,
+            args.max_answer_length,
+            args.batch_size,
+            device,
+            overrides,
+        )
+    )
+    golds = {p.id: p.golds for p in found}
+    unanswerable = any(not texts for texts in golds.values())
+    texts = {p.id: p.text(args.null_threshold if unanswerable else None) for p in found}
+    facts: dict[str, Any] = {"questions": len(found), **score(texts, golds)}
+    if unanswerable:
+        spans = {p.id: p.text(None) for p in found}
+        odds = {p.id: p.odds for p in found}
+        facts["best_f1"], facts["best_threshold"] = best_threshold(spans, odds, golds)
+    if args.predictions is not None:
+        _write(args.predictions, texts)
+    if args.n_best_file is not None:
+        best = {
+            p.id: {
+                "null_odds": p.odds,
+                "n_best": [[a.text, a.score] for a in probabilities(p.answers)],
+            }
+            for p in found
+        }
+        _write(args.n_best_file, best)
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        shown = f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+        print(f"{name.replace('_', ' ')}: {shown}")
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    return run(get_parser(), answer, argv)
+
+
+def cli_main() -> None:
+    """The console command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    cli_main()

@@ -1,0 +1,217 @@
+"""Questions about paragraphs, SQuAD 1.1 and 2.0, as the data of the task squad.
+
+What the two sets share: pieces of questions and contexts, and the pieces that answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator
+
+from fairseq_dpq.datasets import pieces
+from fairseq_dpq.datasets.binarize import dictionary_size, preprocess
+from fairseq_dpq.datasets.checksums import Digest
+from fairseq_dpq.datasets.cli import Result, Run, make_parser, run_main
+from fairseq_dpq.datasets.download import Remote
+from fairseq_dpq.datasets.errors import PrepareError
+from fairseq_dpq.datasets.sources import Held, Route, Wanted
+from fairseq_dpq.datasets.text import ordered_map
+from fairseq_dpq.datasets.wordpiece import Piece
+
+PARTS = ("question", "context")
+_PARAGRAPHS = 200  # in a chunk
+_URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset/{}"
+Encoded = Dict[str, str]  # a line for each file of a split
+
+
+class BadQuestion(PrepareError):
+    """A question whose answers do not fit its context."""
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """A version of SQuAD: its files, the number of questions, whether some have no answer."""
+
+    name: str
+    title: str
+    files: dict[str, Wanted]
+    questions: dict[str, int]
+    unanswerable: bool
+
+
+def question_file(name: str, digest: Digest) -> Wanted:
+    """A JSON file of SQuAD."""
+    return Wanted(name, (Route(Remote(name, (_URL.format(name),), digest)),), digest)
+
+
+def read_paragraphs(path: Path) -> list[dict[str, Any]]:
+    """All paragraphs with their questions."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        paragraphs = [p for article in data["data"] for p in article["paragraphs"]]
+        for paragraph in paragraphs:
+            if not isinstance(paragraph["context"], str):
+                raise TypeError("a context is not a string")
+            for item in paragraph["qas"]:
+                item["id"], item["question"], list(item.get("answers", []))
+    except UnicodeDecodeError as error:
+        raise PrepareError(f"{path}: not UTF-8 text ({error})") from error
+    except json.JSONDecodeError as error:
+        raise PrepareError(f"{path}: not JSON ({error})") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PrepareError(f"{path}: not a SQuAD file: {type(error).__name__} {error}") from error
+    return paragraphs
+
+
+def find_pieces(places: list[Piece], start: int, end: int) -> tuple[int, int] | None:
+    """First and last piece of text[start:end], or None if it has no piece."""
+    first = bisect_right([place.end for place in places], start)
+    last = bisect_left([place.start for place in places], end) - 1
+    return (first, last) if first <= last else None
+
+
+def answer_span(
+    context: str, places: list[Piece], item: dict[str, Any], unanswerable: bool
+) -> tuple[int, int]:
+    """The pieces of a question's first answer, or (-1, -1) if it has none."""
+    answers = [] if item.get("is_impossible") else item.get("answers", [])
+    if not answers:
+        if not unanswerable:
+            raise BadQuestion(
+                f"question {item['id']} has no answer; questions without one are in SQuAD 2.0: "
+                "scripts/prepare.sh squad2"
+            )
+        return -1, -1
+    for answer in answers:
+        text, start = answer["text"], answer["answer_start"]
+        if not text.strip() or context[start : start + len(text)] != text:
+            raise BadQuestion(
+                f"question {item['id']}: its context does not have the answer {text!r} at "
+                f"character {start}"
+            )
+    text, start = answers[0]["text"], answers[0]["answer_start"]
+    span = find_pieces(places, start, start + len(text))
+    if span is None:
+        raise BadQuestion(f"question {item['id']}: the answer {text!r} has no pieces")
+    return span
+
+
+_state: tuple[Any, bool] = (None, False)
+
+
+def _start(vocab: str, lower: bool, unanswerable: bool) -> None:
+    global _state
+    _state = pieces.load(Path(vocab), lower), unanswerable
+
+
+def _encode_paragraphs(paragraphs: list[dict[str, Any]]) -> list[Encoded]:
+    encoder, unanswerable = _state
+    lines = []
+    for paragraph in paragraphs:
+        context = paragraph["context"]
+        places = encoder.locate(context)
+        words = " ".join(place.piece for place in places)
+        offsets = [[place.start, place.end] for place in places]
+        for item in paragraph["qas"]:
+            span = answer_span(context, places, item, unanswerable)
+            impossible = item.get("is_impossible", False)
+            example = {
+                "id": item["id"],
+                "context": context,
+                "offsets": offsets,
+                "answers": [] if impossible else [a["text"] for a in item.get("answers", [])],
+            }
+            lines.append(
+                {
+                    "question": " ".join(encoder.encode(item["question"])),
+                    "context": words,
+                    "spans": f"{span[0]} {span[1]}",
+                    "examples": json.dumps(example, ensure_ascii=False),
+                }
+            )
+    return lines
+
+
+def _chunks(paragraphs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    for start in range(0, len(paragraphs), _PARAGRAPHS):
+        yield paragraphs[start : start + _PARAGRAPHS]
+
+
+def _encode_split(run: Run, data: QuestionSet, vocab: Path, path: Path, outputs: Result) -> Result:
+    """Write the lines of a split; `outputs` are paths by the names in `Encoded`."""
+    counts: Result = {"questions": 0, "answered": 0}
+    setting = (str(vocab), not run.args.cased, data.unanswerable)
+    chunks = _chunks(read_paragraphs(path))
+    with contextlib.ExitStack() as files:
+        streams = {
+            name: files.enter_context(open(target, "w", encoding="utf-8", newline="\n"))
+            for name, target in outputs.items()
+        }
+        try:
+            for lines in ordered_map(_encode_paragraphs, chunks, run.workers, _start, setting):
+                for line in lines:
+                    counts["questions"] += 1
+                    counts["answered"] += not line["spans"].startswith("-")
+                    for name, stream in streams.items():
+                        stream.write(line[name] + "\n")
+        except BadQuestion as error:
+            raise PrepareError(f"{path}: {error}") from error
+    if not counts["questions"]:
+        raise PrepareError(f"{path}: no questions in it")
+    return counts
+
+
+def _build(run: Run, data: QuestionSet, vocab: Path, folder: Path) -> Result:
+    encoder = pieces.load(vocab, not run.args.cased)
+    paths = run.sources.obtain(list(data.files.values()))
+    pieces.keep(vocab, folder)
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    pieces.write_dict(encoder, scratch / "dict.txt")
+    counts: Result = {}
+    for split, wanted in data.files.items():
+        outputs = {part: scratch / f"{split}.{part}" for part in PARTS}
+        outputs["spans"] = folder / f"{split}.spans"
+        if split != "train":  # what predictions need
+            outputs["examples"] = folder / f"{split}.examples.jsonl"
+        counts[split] = _encode_split(run, data, vocab, paths[wanted.name], outputs)
+        run.expect(f"{split} questions", counts[split]["questions"], data.questions[split])
+    for part in PARTS:
+        run.say(f"fairseq-preprocess: {part}")
+        arguments = ["--only-source", "--srcdict", str(scratch / "dict.txt")]
+        for split in data.files:
+            arguments += [f"--{split}pref", str(scratch / f"{split}.{part}")]
+        preprocess(folder / part, arguments, run.workers)
+    shutil.rmtree(scratch)
+    return {"counts": counts, "dictionary": dictionary_size(folder / "question" / "dict.txt")}
+
+
+def _report(result: Result) -> list[str]:
+    lines = [
+        f"{split}: {counts['questions']:,} questions, {counts['answered']:,} with an answer"
+        for split, counts in result["counts"].items()
+    ]
+    return [*lines, f"{result['dictionary'] + 1:,} rows of the embedding, with <mask>"]
+
+
+def main(data: QuestionSet, argv: list[str] | None = None) -> int:
+    """Run the prepare script of a version of SQuAD."""
+    parser = make_parser(data.name, f"{data.title}: pieces and answers for the task squad.")
+    pieces.add_flags(parser)
+
+    def body(run: Run) -> None:
+        vocab = pieces.prepared_vocab(run.args)
+        pieces.load(vocab)
+        options: Result = {
+            "vocab": run.sources.hashes({"": Held(vocab)})[vocab.name],
+            "cased": run.args.cased,
+        }
+        wanted = list(data.files.values())
+        run.publish(options, wanted, lambda folder: _build(run, data, vocab, folder), _report)
+
+    return run_main(data.name, parser, body, argv)

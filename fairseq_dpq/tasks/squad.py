@@ -1,0 +1,257 @@
+"""Extractive question answering, SQuAD 1.1 and 2.0: `--task squad --criterion squad_span`.
+An input is `<s> question </s> </s> part of the context </s>`; long contexts have several parts."""
+
+# No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
+
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.data import Dictionary, FairseqDataset, data_utils
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+PARTS = ("question", "context")
+SPECIALS = 4  # <s>, </s> after the question, </s> before and after the context
+
+
+def window_starts(length: int, room: int, stride: int) -> List[int]:
+    """First pieces of the parts of a context of `length` pieces, `room` in each."""
+    starts = [0]
+    while starts[-1] + room < length:
+        starts.append(starts[-1] + min(room, stride))
+    return starts
+
+
+@dataclass
+class SquadConfig(FairseqDataclass):
+    data: str = field(default=MISSING, metadata={"help": "path to data directory"})
+    tokens_per_sample: int = field(
+        default=384, metadata={"help": "longest input: question, part of the context and specials"}
+    )
+    doc_stride: int = field(
+        default=128, metadata={"help": "pieces between the starts of two parts of a context"}
+    )
+    query_length: int = field(
+        default=64, metadata={"help": "longest question in pieces; the rest is cut off"}
+    )
+    seed: int = II("common.seed")
+
+
+class SquadDataset(FairseqDataset):
+    """The windows of a split; `questions` and `contexts` end in `eos`, which is left out.
+
+    `spans` has the first and last piece of each answer in its context, or (-1, -1). A window that
+    does not show the whole answer has the target (0, 0): the position of `<s>`.
+    """
+
+    def __init__(
+        self,
+        questions: Any,
+        contexts: Any,
+        spans: np.ndarray,
+        dictionary: Dictionary,
+        cfg: SquadConfig,
+        shuffle: bool,
+    ) -> None:
+        super().__init__()
+        self.questions, self.contexts, self.spans = questions, contexts, spans
+        self.pad, self.bos, self.eos = dictionary.pad(), dictionary.bos(), dictionary.eos()
+        self.cfg, self.shuffle = cfg, shuffle
+        lengths = np.minimum(questions.sizes - 1, cfg.query_length)  # of the questions
+        windows: List[Tuple[int, int, int]] = []  # example, first piece, pieces of the context
+        for example, length in enumerate(lengths):
+            total = int(contexts.sizes[example]) - 1
+            room = cfg.tokens_per_sample - SPECIALS - int(length)
+            for first in window_starts(total, room, cfg.doc_stride):
+                windows.append((example, first, min(room, total - first)))
+        self.windows = windows
+        self.sizes = np.array(
+            [SPECIALS + lengths[example] + shown for example, _, shown in windows], dtype=np.int64
+        )
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        example, first, shown = self.windows[index]
+        question = self.questions[example][:-1][: self.cfg.query_length]
+        context = self.contexts[example][:-1][first : first + shown]
+        eos = question.new_tensor([self.eos])
+        parts = [question.new_tensor([self.bos]), question, eos, eos, context, eos]
+        shift = SPECIALS - 1 + len(question) - first  # from a place in the context to the input
+        start, end = self.spans[example]
+        inside = first <= start and end < first + shown
+        target = [int(start) + shift, int(end) + shift] if inside else [0, 0]
+        return {
+            "id": index,
+            "tokens": torch.cat(parts).long(),
+            "target": target,
+            "context": (SPECIALS - 1 + len(question), shown),
+        }
+
+    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+        """A batch; `context` has the place and the length of each context in its input."""
+        if not samples:
+            return {}
+        tokens = [sample["tokens"] for sample in samples]
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": sum(len(t) for t in tokens),
+            "net_input": {
+                "src_tokens": data_utils.collate_tokens(tokens, self.pad),
+                "src_lengths": torch.tensor([len(t) for t in tokens]),
+            },
+            "target": torch.tensor([sample["target"] for sample in samples]),
+            "context": torch.tensor([sample["context"] for sample in samples]),
+        }
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        sizes: np.ndarray = self.sizes[indices]
+        return sizes
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def ordered_indices(self) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(len(self))
+        with data_utils.numpy_seed(self.cfg.seed):
+            return np.random.permutation(len(self))
+
+
+@register_task("squad", dataclass=SquadConfig)
+class SquadTask(FairseqTask):
+    """Fine-tune a pre-trained model of `--task masked_lm` to find answers.
+
+    The data folder is made by scripts/prepare.sh squad1 or squad2; fairseq-dpq-squad predicts.
+    """
+
+    def __init__(self, cfg: SquadConfig, **kwargs: Any) -> None:
+        super().__init__(cfg, **kwargs)
+        if cfg.doc_stride < 1 or cfg.query_length < 1:
+            raise ValueError(
+                f"--doc-stride {cfg.doc_stride} --query-length {cfg.query_length}: both must be "
+                "positive"
+            )
+        if cfg.tokens_per_sample < cfg.query_length + SPECIALS + 1:
+            raise ValueError(
+                f"--tokens-per-sample {cfg.tokens_per_sample} leaves no room for a context beside "
+                f"--query-length {cfg.query_length} and {SPECIALS} specials"
+            )
+        self.dictionary = Dictionary.load(os.path.join(cfg.data, "question", "dict.txt"))
+        self.dictionary.add_symbol("<mask>")  # as masked_lm has it, which pre-trained the table
+        logger.info("dictionary: %d types", len(self.dictionary))
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> None:
+        return None
+
+    def max_positions(self) -> int:
+        length: int = self.cfg.tokens_per_sample
+        return length
+
+    def load_dataset(
+        self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
+    ) -> None:
+        folder = self.cfg.data
+        questions, contexts = (self._pieces(part, split, combine) for part in PARTS)
+        spans = np.loadtxt(os.path.join(folder, f"{split}.spans"), dtype=np.int64, ndmin=2)
+        if not len(questions) == len(contexts) == len(spans):
+            raise ValueError(
+                f"{folder}: {split} has {len(questions)} questions, {len(contexts)} contexts and "
+                f"{len(spans)} answers; prepare it again"
+            )
+        shuffle = split.startswith("train")
+        dataset = SquadDataset(questions, contexts, spans, self.dictionary, self.cfg, shuffle)
+        logger.info("%s: %d questions, %d windows", split, len(spans), len(dataset))
+        self.datasets[split] = dataset
+
+    def _pieces(self, part: str, split: str, combine: bool) -> Any:
+        path = os.path.join(self.cfg.data, part, split)
+        found = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
+        if found is None:
+            raise FileNotFoundError(
+                f"no {part}s of {split} in {self.cfg.data} ({path}.bin); run: scripts/prepare.sh "
+                "squad1 or squad2"
+            )
+        return found
+
+    def build_model(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        model = super().build_model(cfg, *args, **kwargs)
+        if not hasattr(model, "span_head"):
+            raise ValueError(
+                f"{type(model).__name__} has no head for spans; with --task squad use "
+                "--arch roberta_qa"
+            )
+        if model.max_positions() < self.cfg.tokens_per_sample:
+            raise ValueError(
+                f"--tokens-per-sample {self.cfg.tokens_per_sample} is more than the model's "
+                f"--max-positions {model.max_positions()}; give that or less"
+            )
+        return model
+
+
+def span_logits(model: Any, sample: Dict[str, Any], pad: int) -> Tensor:
+    """(batch, length, 2) in float32; padding is minus infinity."""
+    logits, _ = model(**sample["net_input"])
+    padding = sample["net_input"]["src_tokens"].eq(pad)
+    masked: Tensor = logits.float().masked_fill(padding.unsqueeze(-1), float("-inf"))
+    return masked
+
+
+@register_criterion("squad_span")
+class SquadSpanCriterion(FairseqCriterion):
+    """Mean of the cross-entropies of start and end; `accuracy` counts windows with both right."""
+
+    def __init__(self, task: FairseqTask) -> None:
+        super().__init__(task)
+        self.pad = task.source_dictionary.pad()
+
+    def forward(
+        self, model: Any, sample: Dict[str, Any], reduce: bool = True
+    ) -> Tuple[Tensor, int, Dict[str, Any]]:
+        logits = span_logits(model, sample, self.pad)
+        target = sample["target"]
+        losses = F.cross_entropy(logits, target, reduction="none").mean(dim=1)  # (batch,)
+        loss = losses.sum() if reduce else losses
+        right = logits.detach().argmax(dim=1).eq(target).all(dim=1).sum()
+        log = {
+            "loss": loss.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+            "sample_size": sample["nsentences"],
+            "ncorrect": right,
+        }
+        return loss, sample["nsentences"], log
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
+        total = {
+            key: sum(log.get(key, 0) for log in logging_outputs)
+            for key in ("loss", "sample_size", "ncorrect")
+        }
+        size = total["sample_size"]
+        metrics.log_scalar("loss", total["loss"] / size / np.log(2), size, round=3)
+        metrics.log_scalar("accuracy", 100.0 * total["ncorrect"] / size, size, round=1)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
