@@ -22,9 +22,9 @@ static inline __attribute__((always_inline)) float exp_of(float x) {
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * (r * r) + r + 1.0f;
-    int32_t bits;
+    uint32_t bits; /* unsigned: a NaN may become any power, but not undefined behaviour */
     memcpy(&bits, &shifted, 4);
-    bits = (bits - 0x4B400000 + 127) * (1 << 23);
+    bits = (bits - 0x4B400000u + 127u) << 23;
     float power;
     memcpy(&power, &bits, 4);
     return x > low ? y * power : 0;
