@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+
 from fairseq_dpq.figures import style
 
 pytest.importorskip("matplotlib")
