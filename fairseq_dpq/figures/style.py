@@ -4,6 +4,7 @@ as an SVG that turns dark where the reader's system is dark."""
 from __future__ import annotations
 
 import io
+import logging
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
@@ -111,6 +112,9 @@ def figure(size: tuple[float, float] = WIDE) -> Iterator[Figure]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    log = logging.getLogger("matplotlib")
+    if log.level == logging.NOTSET:  # fairseq lets every message through
+        log.setLevel(logging.WARNING)
     with rc_context(settings()):
         made = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(made)
@@ -142,7 +146,12 @@ def dark_rules() -> str:
         for light, dark in pairs
         for name in ("fill", "stroke")
     ]
-    return "@media (prefers-color-scheme: dark){" + "".join(rules) + "}"
+    return "@media screen and (prefers-color-scheme: dark){" + "".join(rules) + "}"
+
+
+def plain_number(value: float, position: int | None = None) -> str:
+    """A tick label, for logarithmic axes: matplotlib's own are formulas, which are off here."""
+    return f"{value:g}"
 
 
 def heat_map(

@@ -30,7 +30,7 @@ Draw = Callable[[Any], None]
 
 def draw_figures(report: dict[str, Any], folder: Path) -> dict[str, Drawn]:
     """Write all figures as SVG and PNG; by their keys, as the page asks for them."""
-    out = {}
+    out: dict[str, Drawn] = {}
     with warnings.catch_warnings():
         # A name in a script that the font lacks: the SVG has it as text, in the reader's font.
         warnings.filterwarnings("ignore", message="Glyph")
@@ -62,7 +62,12 @@ def _figures(report: dict[str, Any]) -> Iterator[tuple[str, str, tuple[float, fl
     ]
     if far:
         size = (7.2, 2.4 * math.ceil(len(far) / 2))
-        yield "distances", "Distance of queries", size, lambda figure: _distances(figure, far)
+        yield (
+            "distances",
+            "Distance of queries",
+            size,
+            lambda figure: _distances(figure, models, far),
+        )
     if report["changes"]:
         changes = report["changes"]
         yield "changes", "Codes that changed", style.WIDE, lambda figure: _changes(figure, changes)
@@ -76,6 +81,11 @@ def _figures(report: dict[str, Any]) -> Iterator[tuple[str, str, tuple[float, fl
             size,
             lambda figure: _curves(figure, report["curves"], panels, order),
         )
+
+
+def _color(number: int) -> str:
+    """The colour of a model, in all figures."""
+    return style.LIGHT.series[number % len(style.LIGHT.series)]
 
 
 def short(name: str) -> str:
@@ -101,7 +111,7 @@ def _sizes(figure: Any, models: Sequence[dict[str, Any]]) -> None:
     for at, (axes, (title, now, small)) in enumerate(zip(figure.subplots(1, 3), columns)):
         shown = [model["sizes"].get(small) or model["sizes"][now] for model in models]
         place = range(len(models))
-        colors = [style.LIGHT.series[i % len(style.LIGHT.series)] for i in place]
+        colors = [_color(number) for number in place]
         axes.barh(place, shown, color=colors, height=0.62)
         axes.invert_yaxis()
         axes.set_title(title, fontsize=9)
@@ -146,15 +156,17 @@ def code_map(figure: Any, table: dict[str, Any]) -> None:
     right.spines["left"].set_visible(False)
 
 
-def _distances(figure: Any, far: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+def _distances(
+    figure: Any, models: Sequence[dict[str, Any]], far: Sequence[tuple[Any, Any]]
+) -> None:
     several = len({table["path"] for _, table in far}) > 1
+    names = [model["name"] for model in models]
     grid = figure.subplots(math.ceil(len(far) / 2), 2, squeeze=False)
-    for number, (axes, entry) in enumerate(_fill(grid, far)):
-        model, table = entry
+    for axes, (model, table) in _fill(grid, far):
         histogram = table["distances"]["relative"]["histogram"]
         share = numpy.array(histogram["counts"]) * 100 / max(sum(histogram["counts"]), 1)
         edges = histogram["edges"]
-        color = style.LIGHT.series[number % len(style.LIGHT.series)]
+        color = _color(names.index(model["name"]))
         axes.bar(edges[:-1], share, width=edges[1] - edges[0], align="edge", color=color)
         title = f"{model['name']} {table['path']}" if several else model["name"]
         axes.set_title(short(title), fontsize=9)
@@ -200,7 +212,7 @@ def _curves(figure: Any, curves: dict[str, Any], panels: list[str], order: list[
         factor = 100 if metric in ("dpq_changed", "dpq_used") else 1
         for number, (name, own) in enumerate(curves.items()):
             place = order.index(name) if name in order else number
-            color = style.LIGHT.series[place % len(style.LIGHT.series)]
+            color = _color(place)
             for side, look in (("train", {"alpha": 0.45, "linewidth": 1.2}), ("valid", {})):
                 points = own.get(f"{side} {metric}", [])
                 if points:
@@ -213,6 +225,8 @@ def _curves(figure: Any, curves: dict[str, Any], panels: list[str], order: list[
                     axes.plot(x, values, color=color, marker=marker, label=label, **look)
         if metric == "ppl":
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(style.plain_number)
+            axes.yaxis.set_minor_formatter("")
         axes.set_title(_PANELS[metric], fontsize=9)
         axes.set_xlabel("update")
         if axes.get_legend_handles_labels()[0]:
