@@ -15,7 +15,7 @@ Curves = Dict[str, Points]  # "train loss", "valid ppl", ...: (update, value)
 
 METRICS = ("loss", "ppl", "dpq_changed", "dpq_entropy", "dpq_used", "dpq_reg", "bleu")
 _LINE = re.compile(r"\| (train_inner|train|valid\w*) \| (.*)$")
-_PAIR = re.compile(r"(\w+)[ =]([-+.\w]+)")
+_PAIR = re.compile(r"(\w+)=([-+.\w]+)")
 _MAX_LINE = 100_000  # a longer one is not a line of numbers
 
 
@@ -52,7 +52,8 @@ def _entries(text: str) -> dict[str, Any]:
         except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
-    return dict(_PAIR.findall(text))
+    parts = [part.split() for part in text.split("|")]
+    return {**dict(part for part in parts if len(part) == 2), **dict(_PAIR.findall(text))}
 
 
 def _add(curves: Curves, side: str, split: str, entries: dict[str, Any]) -> None:

@@ -12,7 +12,13 @@
 
   // -- data ----------------------------------------------------------------------------------
 
-  const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  function bytes(text) {
+    const binary = atob(text);
+    const out = new Uint8Array(binary.length);
+    for (let i = 0; i < out.length; i++) out[i] = binary.charCodeAt(i);
+    return out;
+  }
+
   const plain = (symbol) => symbol.replace(/^[▁Ġ]+/, "").toLowerCase();
 
   for (const words of data.vocabularies) {
@@ -29,24 +35,24 @@
     };
   }
 
-  // Codes follow each other in a row without gaps, lowest bit first; a row has whole bytes.
+  // Codes follow each other in a row without gaps, lowest bit first; a row has whole bytes. Here
+  // the codes of a group come together, all rows after each other: loops over rows are fast.
   function unpack(model) {
     const packed = bytes(model.codes);
     const D = model.bits.length;
     const width = Math.max(1, Math.ceil(model.bits.reduce((a, b) => a + b, 0) / 8));
     const wide = Math.max(...model.sizes) > 256;
-    const codes = new (wide ? Uint16Array : Uint8Array)(model.rows * D);
-    const start = [];
-    model.bits.reduce((at, bits, j) => ((start[j] = at), at + bits), 0);
-    for (let j = 0; j < D; j++) {
-      const first = start[j] >> 3, shift = start[j] & 7, mask = (1 << model.bits[j]) - 1;
-      for (let row = 0; row < model.rows; row++) {
-        const at = row * width + first;
+    const groups = [];
+    for (let j = 0, start = 0; j < D; start += model.bits[j++]) {
+      const codes = new (wide ? Uint16Array : Uint8Array)(model.rows);
+      const shift = start & 7, mask = (1 << model.bits[j]) - 1;
+      for (let row = 0, at = start >> 3; row < model.rows; row++, at += width) {
         const word = packed[at] | (packed[at + 1] << 8) | (packed[at + 2] << 16);
-        codes[row * D + j] = (word >> shift) & mask;
+        codes[row] = (word >> shift) & mask;
       }
+      groups.push(codes);
     }
-    return codes;
+    return groups;
   }
 
   function prepare(model) {
@@ -62,12 +68,7 @@
       model.offset = [];
       model.sizes.reduce((at, size, j) => ((model.offset[j] = model.shared ? 0 : at), at + size), 0);
       model.norm = new Float64Array(model.rows);
-      for (let j = 0; j < model.D; j++) {
-        const square = products(model, j, -1);
-        for (let row = 0; row < model.rows; row++) {
-          model.norm[row] += square[model.code[row * model.D + j]];
-        }
-      }
+      for (let j = 0; j < model.D; j++) add(model.norm, products(model, j, -1), model.code[j]);
       for (let row = 0; row < model.rows; row++) model.norm[row] = Math.sqrt(model.norm[row]);
     }
     if (model.neighbours) {
@@ -92,34 +93,38 @@
 
   // -- search --------------------------------------------------------------------------------
 
+  // Each row's code picks a number of the table, which is added to the row's sum.
+  function add(sums, table, codes) {
+    for (let row = 0; row < sums.length; row++) sums[row] += table[codes[row]];
+  }
+
   // The k best rows by score; of equal ones those that come first.
-  function best(rows, k, skip, score) {
+  function best(scores, k) {
     const found = [];
-    for (let row = 0; row < rows; row++) {
-      if (skip(row)) continue;
-      const value = score(row);
-      if (found.length === k && value <= found[k - 1].value) continue;
+    let least = -Infinity;
+    for (let row = 0; row < scores.length; row++) {
+      const value = scores[row];
+      if (value <= least) continue;
       let at = found.length;
       while (at > 0 && found[at - 1].value < value) at--;
       found.splice(at, 0, { row, value });
       if (found.length > k) found.pop();
+      if (found.length === k) least = found[k - 1].value;
     }
-    return found;
+    return found.filter((entry) => entry.value > -Infinity);
   }
 
   function neighbours(model, row) {
     if (row === model.padding) return [];
     if (model.values) {
       const { D, code, norm } = model;
-      const tables = [];
-      for (let j = 0; j < D; j++) tables.push(products(model, j, code[row * D + j]));
-      const score = (other) => {
-        let sum = 0;
-        for (let j = 0, at = other * D; j < D; j++) sum += tables[j][code[at + j]];
-        return Math.round((1e6 * sum) / Math.max(norm[row] * norm[other], 1e-24)) / 1e6;
-      };
-      const skip = (other) => other === row || other === model.padding;
-      return best(model.rows, data.k, skip, score);
+      const scores = new Float64Array(model.rows);
+      for (let j = 0; j < D; j++) add(scores, products(model, j, code[j][row]), code[j]);
+      for (let other = 0; other < scores.length; other++) {
+        const lengths = Math.max(norm[row] * norm[other], 1e-24);
+        scores[other] = Math.round((1e6 * scores[other]) / lengths) / 1e6;
+      }
+      return best(without(scores, model, row), data.k);
     }
     if (!model.neighbours || row >= model.neighbours.rows) return null;
     const found = [];
@@ -130,14 +135,20 @@
   }
 
   function sharing(model, row) {
-    const { D, code } = model;
-    const skip = (other) => other === row || other === model.padding;
-    const found = best(model.rows, data.k, skip, (other) => {
-      let same = 0;
-      for (let j = 0, a = row * D, b = other * D; j < D; j++) same += code[a + j] === code[b + j];
-      return same;
-    });
-    return found.filter((entry) => entry.value > 0);
+    const scores = new Float64Array(model.rows);
+    for (let j = 0; j < model.D; j++) {
+      const same = new Float64Array(model.sizes[j]);
+      same[model.code[j][row]] = 1;
+      add(scores, same, model.code[j]);
+    }
+    return best(without(scores, model, row), data.k).filter((entry) => entry.value > 0);
+  }
+
+  // A word is not its own neighbour, and padding is nobody's.
+  function without(scores, model, row) {
+    scores[row] = -Infinity;
+    if (model.padding !== null && model.padding < scores.length) scores[model.padding] = -Infinity;
+    return scores;
   }
 
   function suggest(text, words) {
@@ -185,7 +196,7 @@
     if (model.code) {
       const codes = make("div", undefined, "codes");
       for (let j = 0; j < model.D; j++) {
-        const code = model.code[row * model.D + j];
+        const code = model.code[j][row];
         const cell = make("i", String(code));
         cell.title = `group ${j}, code ${code} of ${model.sizes[j]}`;
         cell.style.setProperty("--hue", Math.round((360 * code) / model.sizes[j]));
