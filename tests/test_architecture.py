@@ -21,7 +21,7 @@ MAY_IMPORT_FAIRSEQ = {
     "checkpoints.upgrading",  # configs of old checkpoints are upgraded by fairseq's own code
     "cli.hydra_train",  # runs fairseq-hydra-train
 }
-TOOLS = ("checkpoints", "cli", "datasets", "demo", "figures", "report")
+TOOLS = ("checkpoints", "cli", "datasets", "demo", "report")
 
 # Modules that no test file imports or is named after, and the test file that runs them.
 TESTED_BY = {

@@ -53,6 +53,10 @@ class FiguresUnavailable(Exception):
 
 
 def require_matplotlib() -> None:
+    """Import it, quietly: where fairseq is loaded, every message of every library is shown."""
+    log = logging.getLogger("matplotlib")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.WARNING)
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -112,9 +116,6 @@ def figure(size: tuple[float, float] = WIDE) -> Iterator[Figure]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    log = logging.getLogger("matplotlib")
-    if log.level == logging.NOTSET:  # fairseq lets every message through
-        log.setLevel(logging.WARNING)
     with rc_context(settings()):
         made = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(made)

@@ -50,7 +50,7 @@ def build_report(
         tables = [table for table in everything if table.path == path]
         if tables:
             chosen = chosen_words(tables, words)
-            facts = word_facts(models, path, chosen, reference, neighbours)
+            facts = word_facts(models, path, chosen, reference, neighbours, progress)
             report["words"][path] = facts
     return report
 
@@ -88,18 +88,18 @@ def _table(table: TableView, progress: Progress | None) -> dict[str, Any]:
     form = table.coded
     if form is None:
         return facts
-    done = progress(f"codes of {table.path}", 3) if progress is not None else lambda steps: None
+    done = progress(f"codes of {table.path}", 3 * table.n) if progress else lambda rows: None
     codes, K = table.codes(), max(form.sizes)
     counts = code_counts(codes, K, table.padding_idx)
-    done(1)
+    done(table.n)
     facts.update(K=K, D=form.D, shared_values=form.share_subspaces)
     facts["use"] = {**code_use(counts, form.sizes), "counts": counts.tolist()}
     facts["shared"] = shared_codes(codes, form.sizes, table.padding_idx)
-    done(1)
+    done(table.n)
     for group in facts["shared"]["largest_sets"]:
         group["symbols"] = [table.symbol(row) for row in group["ids"]]
     facts["distances"] = None if table.layer is None else query_distances(table.layer, codes)
-    done(1)
+    done(table.n)
     return facts
 
 

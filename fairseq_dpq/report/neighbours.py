@@ -15,6 +15,11 @@ _DIGITS = 6  # equal rows may differ by rounding: beyond this many digits the lo
 Rows = Callable[[Tensor], Tensor]
 
 
+def steps(n: int, wanted: int) -> int:
+    """Rows that `nearest` compares, and reports to its `progress`."""
+    return n * -(-wanted // _QUERIES)
+
+
 class Found(NamedTuple):
     """Neighbours of m symbols: ids and cosines (m, k), best first; id -1 where there are fewer."""
 
@@ -51,8 +56,8 @@ def nearest(
             if leave_out is not None and start <= leave_out < start + len(other):
                 score[:, leave_out - start] = -numpy.inf
             ids[part], cosines[part] = _best(ids[part], cosines[part], other.numpy(), score)
-        if progress is not None:
-            progress(len(some))
+            if progress is not None:
+                progress(len(other))
     ids[numpy.isneginf(cosines)] = -1
     return Found(ids, cosines)
 

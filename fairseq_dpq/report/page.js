@@ -227,15 +227,13 @@
   }
 
   function show(text) {
-    const start = performance.now();
     const table = data.tables[choice ? choice.selectedIndex : 0];
     results.replaceChildren();
     if (!table || !text) return;
+    table.models.forEach(prepare);
+    const start = performance.now();
     const cards = make("div", undefined, "cards");
-    const hits = table.models.map((model) => {
-      prepare(model);
-      return data.vocabularies[model.vocabulary].find(text);
-    });
+    const hits = table.models.map((model) => data.vocabularies[model.vocabulary].find(text));
     let reference = null;
     table.models.forEach((model, at) => {
       if (model.name !== data.reference || hits[at] < 0) return;

@@ -13,7 +13,7 @@ from fairseq_dpq.checkpoints.compaction import Progress
 from fairseq_dpq.forms.packing import pack_codes
 from fairseq_dpq.printable import printable
 from fairseq_dpq.report.models import Model, TableView
-from fairseq_dpq.report.neighbours import nearest
+from fairseq_dpq.report.neighbours import nearest, steps
 
 LIMIT = 100_000  # symbols of a table that can be searched
 BUDGET = 11_000_000  # characters of the page that all of it may take
@@ -107,7 +107,8 @@ def _entry(table: TableView, rows: int, k: int, progress: Progress | None) -> di
         entry.update(values=_base64(values), width=values.shape[1], shared=form.share_subspaces)
     else:
         some = _beforehand(table, rows)
-        report = progress(f"neighbours of {table.path}", some) if progress is not None else None
+        total = steps(rows, some)
+        report = progress(f"neighbours of {table.path}", total) if progress is not None else None
         found = nearest(table.rows, rows, list(range(some)), k, table.padding_idx, report)
         cosines = numpy.where(found.ids < 0, 0, found.cosines)
         entry["neighbours"] = {

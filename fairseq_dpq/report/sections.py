@@ -214,7 +214,7 @@ def _neighbours(entry: dict[str, Any], reference: str | None) -> Markup:
         head = tag("h4", printable(name), text)
         cards.append(tag("div", head, tag("ol", *lines, class_="near")))
     title = tag("h3", symbol(entry["word"], "word"))
-    return tag("div", title, tag("div", *cards, class_="cards lists"))
+    return tag("div", title, tag("div", *cards, class_="cards lists"), class_="block")
 
 
 def _code_tables(path: str, words: list[dict[str, Any]], several: bool) -> Iterator[Markup]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
+from fairseq_dpq.checkpoints.compaction import Progress
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.printable import printable
 from fairseq_dpq.report.models import Model, TableView
-from fairseq_dpq.report.neighbours import nearest, overlap
+from fairseq_dpq.report.neighbours import nearest, overlap, steps
 
 CHOSEN = 8  # symbols, if none are given
 
@@ -50,7 +51,12 @@ def missing_words(tables: Sequence[TableView], given: Sequence[str]) -> list[str
 
 
 def word_facts(
-    models: Sequence[Model], path: str, words: Sequence[str], reference: Model | None, k: int
+    models: Sequence[Model],
+    path: str,
+    words: Sequence[str],
+    reference: Model | None,
+    k: int,
+    progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Codes and neighbours of each word in each model that has the table."""
     out: list[dict[str, Any]] = [{"word": word, "models": {}} for word in words]
@@ -60,7 +66,10 @@ def word_facts(
             continue
         places = {word: _row(table, word) for word in words}
         rows = {word: row for word, row in places.items() if row is not None}
-        found = nearest(table.rows, table.n, list(rows.values()), k, table.padding_idx)
+        asked = list(rows.values())
+        total = steps(table.n, len(asked))
+        report = progress(f"neighbours in {path}", total) if progress is not None else None
+        found = nearest(table.rows, table.n, asked, k, table.padding_idx, report)
         for at, (word, row) in enumerate(rows.items()):
             facts: dict[str, Any] = {"row": row}
             if table.coded is not None:
