@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fairseq_dpq.cli import compact, export, report
+from fairseq_dpq.report import write
 from helpers.report_files import dictionary, exported, full
 from helpers.toy_checkpoints import PATH, make_layer, save_toy
 
@@ -132,6 +133,19 @@ def test_refusals_leave_nothing(tmp_path: Path, capsys, more: list[str], message
     assert report.main([str(path), "--out", str(tmp_path / "out"), *more]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_failure_midway_leaves_nothing(tmp_path: Path, capsys, monkeypatch) -> None:
+    def fail(*args: object) -> str:
+        raise OSError("disk full")
+
+    path = save_toy(tmp_path / "a.pt", make_layer())
+    monkeypatch.setattr(write, "render_page", fail)
+    assert report.main([str(path), "--out", str(tmp_path / "out")]) == 1
+    assert "disk full" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    (tmp_path / "mine").mkdir()
+    assert report.main([str(path), "--out", str(tmp_path / "mine")]) == 1
+    assert list((tmp_path / "mine").iterdir()) == []  # a folder of the user's stays
 
 
 def test_names(tmp_path: Path, capsys) -> None:

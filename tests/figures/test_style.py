@@ -50,7 +50,7 @@ def test_every_colour_of_the_figure_has_a_dark_one(tmp_path: Path) -> None:
 def test_text_of_a_symbol_is_plain(tmp_path: Path) -> None:
     """Neither mathematics nor markup is read in a label."""
     svg, _ = _saved(tmp_path, "plot")
-    assert "$x$ &amp; &lt;b&gt;" in svg
+    assert ">$x$ &amp; &lt;b&gt;</text>" in svg
 
 
 def test_png_has_the_stated_size(tmp_path: Path) -> None:

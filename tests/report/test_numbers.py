@@ -74,6 +74,17 @@ def test_distance_of_queries_to_centroids() -> None:
     assert sum(histogram["counts"]) == 4 and histogram["counts"][0] == 1
 
 
+def test_sample_reaches_from_the_first_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows at a distance of 1, 1, 1 and 0, two: the first and the last."""
+    monkeypatch.setattr(numbers, "SAMPLE", 2)
+    layer = make_layer(n=4, d=1, D=1, K=2, method="vq", normalize=False, pad=None)
+    with torch.no_grad():
+        layer.values.copy_(torch.tensor([[[0.0], [10.0]]]))
+        layer.query.copy_(torch.tensor([[9.0], [9], [9], [10]]))
+    far = numbers.query_distances(layer, layer.codes())
+    assert far is not None and far["distance"]["mean"] == pytest.approx(0.5)
+
+
 def test_distances_of_many_symbols_are_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbers, "SAMPLE", 7)
     layer = make_layer()
