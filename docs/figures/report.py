@@ -37,18 +37,19 @@ def copy_figures(report: Path) -> None:
 
 def screenshots(page: Path) -> None:
     """The search in light, and the same page on a phone in dark."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        browser = chromium.Browser(Path(profile))
-        for name, theme, width, height in (
-            ("report-search", "light", 1100, 1000),
-            ("report-phone", "dark", 390, 844),
-        ):
-            browser.theme(theme)
-            browser.width(width, height)
-            browser.open(page)
-            browser.screenshot(HERE / f"{name}.png", whole=False)
-            _shrink(HERE / f"{name}.png")
-        browser.close()
+    profile = tempfile.mkdtemp()
+    browser = chromium.Browser(Path(profile))
+    for name, theme, width, height in (
+        ("report-search", "light", 1100, 1000),
+        ("report-phone", "dark", 390, 844),
+    ):
+        browser.theme(theme)
+        browser.width(width, height)
+        browser.open(page)
+        browser.screenshot(HERE / f"{name}.png", whole=False)
+        _shrink(HERE / f"{name}.png")
+    browser.close()
+    shutil.rmtree(profile, ignore_errors=True)
 
 
 def _shrink(path: Path) -> None:

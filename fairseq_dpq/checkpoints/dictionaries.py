@@ -42,7 +42,7 @@ def find_dictionary(checkpoint: Checkpoint, path: str) -> Path:
     data = get_option(task, "data")
     given = [Path(part) for part in str(data or "").split(":") if part]
     # A relative path is that of the training's folder, which is often above the checkpoint's.
-    above = [Path(), *checkpoint.path.absolute().parents[:2]]
+    above = [Path(), *list(checkpoint.path.absolute().parents)[:2]]
     places = [folder / part for folder in above for part in given]
     places = list(dict.fromkeys(places))
     languages = [get_option(task, key) for key in ("source_lang", "target_lang")]
