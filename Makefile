@@ -20,7 +20,7 @@ PYTEST := -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 .PHONY: help setup demo test test-fast test-install test-legacy test-sanitize fuzz lint fix benchmarks clean
 
 help:
-	@echo "make demo         train full, DPQ-SX and DPQ-VQ on a generated corpus, compact, translate, compare"
+	@echo "make demo         train full, DPQ-SX and DPQ-VQ on a generated corpus, compact, translate, compare, report"
 	@echo "make test         all tests"
 	@echo "make test-fast    the tests without the slow ones: under two minutes"
 	@echo "make test-install the wheel in a fresh environment: train, compact, translate"

@@ -66,7 +66,9 @@ setup(
     license="MIT",
     python_requires=">=3.8",
     packages=find_packages(include=["fairseq_dpq", "fairseq_dpq.*"]),
-    package_data={"fairseq_dpq": ["py.typed", "native/*.c", "native/*.h"]},
+    package_data={
+        "fairseq_dpq": ["py.typed", "native/*.c", "native/*.h", "report/*.css", "report/*.js"]
+    },
     cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": PlatformWheel},
     install_requires=[
         "torch",
@@ -99,6 +101,7 @@ setup(
             "fairseq-dpq-compact = fairseq_dpq.cli.compact:cli_main",
             "fairseq-dpq-inspect = fairseq_dpq.cli.inspect:cli_main",
             "fairseq-dpq-export = fairseq_dpq.cli.export:cli_main",
+            "fairseq-dpq-report = fairseq_dpq.cli.report:cli_main",
             "fairseq-dpq-quantize = fairseq_dpq.cli.quantize:cli_main",
             "fairseq-dpq-squad = fairseq_dpq.cli.squad:cli_main",
             "fairseq-dpq-hydra-train = fairseq_dpq.cli.hydra_train:cli_main",

@@ -72,6 +72,8 @@ step "fairseq-train" fairseq-train bin --user-dir fairseq_dpq --cpu --save-dir o
     --optimizer adam --lr 0.005 --max-tokens 400 --max-epoch 3 --required-batch-size-multiple 1 \
     --no-epoch-checkpoints --num-workers 0 --log-format simple
 step "fairseq-dpq-compact" fairseq-dpq-compact out/checkpoint_last.pt out/compact.pt
+step "fairseq-dpq-report" fairseq-dpq-report out/checkpoint_last.pt out/compact.pt --out report
+[ -s report/report.html ] || { echo "test-install: no report" >&2; exit 1; }
 for name in checkpoint_last compact; do
     step "fairseq-generate, $name" fairseq-generate bin --user-dir fairseq_dpq --cpu \
         --path "out/$name.pt" --required-batch-size-multiple 1 --num-workers 0 --results-path "$name"

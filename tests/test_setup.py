@@ -64,6 +64,7 @@ def test_wheel_holds_the_whole_package_and_nothing_else(wheel) -> None:
     assert {path for path in files if path.endswith(".py")} == sources
     assert all(path.startswith("fairseq_dpq/") for path in files)
     assert "fairseq_dpq/py.typed" in files
+    assert {"fairseq_dpq/report/page.css", "fairseq_dpq/report/page.js"} <= files
 
 
 def test_wheel_asks_for_the_fairseq_of_the_python_version(wheel) -> None:

@@ -6,14 +6,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO, Sequence
+from typing import BinaryIO, Sequence
 
 from fairseq_dpq.checkpoints.checkpoint import Checkpoint, named, stored_form, training_layer
 from fairseq_dpq.checkpoints.compaction import DTYPES, compact_layer
+from fairseq_dpq.checkpoints.dictionaries import symbols_of
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.writing import check_target, write_whole
 from fairseq_dpq.cli.common import Bars, add_common, run, size
-from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.printable import printable
 from fairseq_dpq.record import Table, TablesRecord
@@ -53,7 +53,8 @@ def export(args: argparse.Namespace) -> None:
     checkpoint = Checkpoint.load(source, args.trust)
     record = checkpoint.dpq_record()
     path, table = _choose(record, args.table, source)
-    symbols = None if args.no_symbols else _symbols(checkpoint, path, table, args.dict)
+    rows = table.num_embeddings
+    symbols = None if args.no_symbols else symbols_of(checkpoint, path, rows, args.dict)
     module = _module(checkpoint, record, path, table, args.values_dtype)
     tensors = module.export_tensors()
     if symbols is not None:
@@ -120,56 +121,6 @@ def _module(
     )
     bars.close()
     return module
-
-
-def _symbols(checkpoint: Checkpoint, path: str, table: Table, given: str | None) -> list[str]:
-    from fairseq.data import Dictionary
-
-    file = Path(given) if given else _find_dictionary(checkpoint, path)
-    try:
-        dictionary = Dictionary.load(str(file))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"--dict {file}: not a fairseq dictionary: {error}") from error
-    symbols = list(dictionary.symbols)
-    if len(symbols) == table.num_embeddings - 1:
-        symbols.append("<mask>")  # added by the tasks of masked language models
-    if len(symbols) != table.num_embeddings:
-        raise CheckpointError(
-            f"--dict {file} has {len(dictionary)} symbols, {path} has {table.num_embeddings} rows; "
-            "give the dictionary that the model was trained with, or --no-symbols"
-        )
-    return symbols
-
-
-def _find_dictionary(checkpoint: Checkpoint, path: str) -> Path:
-    cfg = checkpoint.state.get("cfg")
-    task: Any = get_option(cfg, "task") if cfg else checkpoint.state["args"]
-    data = get_option(task, "data")
-    places = [Path(part) for part in str(data or "").split(":") if part]
-    languages = [get_option(task, key) for key in ("source_lang", "target_lang")]
-    if None in languages:
-        languages = _guess_languages(places)
-    language = languages[1 if path.startswith("decoder") else 0]
-    names = [f"dict.{language}.txt"] if language else []
-    tried = [place / name for place in places for name in [*names, "dict.txt"]]
-    for file in tried:
-        if file.is_file():
-            return file
-    where = f" ({', '.join(map(str, tried))} not found)" if tried else ""
-    raise CheckpointError(
-        f"the dictionary of {path} is not where the model was trained{where}; add --dict FILE, or "
-        "--no-symbols"
-    )
-
-
-def _guess_languages(places: list[Path]) -> list[str | None]:
-    """Source and target where no flag named them: from the names of the data, as fairseq does."""
-    for place in places:
-        for file in sorted(place.glob("*.*-*.*.idx")) if place.is_dir() else []:
-            pair = file.name.split(".")[1].split("-")
-            if len(pair) == 2:
-                return [pair[0], pair[1]]
-    return [None, None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
-from fairseq_dpq.demo import commands, table
+from fairseq_dpq.demo import commands, report, table
 from fairseq_dpq.demo.commands import MODELS, Model, Setting
 from fairseq_dpq.demo.corpus import SOURCE, write_corpus
 from fairseq_dpq.demo.status import Status
@@ -232,7 +232,7 @@ def prepare(out: Path, setting: Setting) -> None:
         if list((out / "logs").glob("*.done")):
             print("resuming the interrupted demo; finished steps are kept")
     else:
-        for name in ("corpus", "bin", "logs", *(model.folder for model in MODELS)):
+        for name in ("corpus", "bin", "logs", report.FOLDER, *(model.folder for model in MODELS)):
             shutil.rmtree(out / name, ignore_errors=True)
         for name in ("result.json", "commands.txt"):
             (out / name).unlink(missing_ok=True)
@@ -281,6 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             runner.stop()  # on any error: the commands run in their own sessions
         _write_whole(out / "result.json", json.dumps([row.as_dict() for row in rows], indent=1))
     print_result(rows, status.seconds, out)
+    print(report.write(out))
     return 0
 
 

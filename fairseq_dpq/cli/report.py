@@ -1,0 +1,137 @@
+"""fairseq-dpq-report CKPT... --out DIR: a page, figures and numbers on checkpoints side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Sequence
+
+from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.cli.common import Bars, add_common, run
+from fairseq_dpq.printable import printable
+from fairseq_dpq.report.curves import read_curves
+from fairseq_dpq.report.models import join_compact, load_model, short_names
+from fairseq_dpq.report.write import PAGE, check_folder, write_report
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """The options of fairseq-dpq-report."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-dpq-report",
+        description="Write DIR/report.html, which needs no network, with the same figures as PNG "
+        "and SVG and the numbers as JSON: sizes, use of codes, neighbours, codes of words, curves.",
+    )
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
+        metavar="CKPT",
+        help="training, compact and full checkpoints and exported tables; NAME=CKPT gives a name. "
+        "A training checkpoint followed by the compact file made of it is one model",
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the report")
+    parser.add_argument("--full", metavar="CKPT", help="full checkpoint to compare neighbours with")
+    parser.add_argument(
+        "--dict",
+        action="append",
+        default=[],
+        metavar="[TABLE=]FILE",
+        help="fairseq dictionary, of one table or of all (default: that of each checkpoint's data)",
+    )
+    parser.add_argument(
+        "--words", nargs="+", default=[], metavar="WORD", help="symbols to show (default: a few)"
+    )
+    parser.add_argument(
+        "--log",
+        action="append",
+        default=[],
+        metavar="[NAME=]PATH",
+        help="training log of fairseq, or TensorBoard folder; may be repeated",
+    )
+    parser.add_argument("--neighbours", type=int, default=10, help="how many (default 10)")
+    parser.add_argument("--title", default="DPQ report", help="title of the page")
+    parser.add_argument("--force", action="store_true", help="replace a report that exists")
+    add_common(parser)
+    return parser
+
+
+def report(args: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    out = Path(args.out)
+    if not 1 <= args.neighbours <= 100:
+        raise CheckpointError(f"--neighbours {args.neighbours}: give a number from 1 to 100")
+    given = list(args.checkpoints)
+    if args.full is not None and args.full not in given:
+        given.insert(0, args.full)
+    names, paths = _named(given)
+    check_folder(out, paths, args.force)
+    dictionaries = dict(_table_and_file(text) for text in args.dict)
+    curves = {name: read_curves(path) for name, path in zip(*_named(args.log))}
+    bars = Bars()
+    models = [
+        load_model(path, name, dictionaries, args.trust, bars) for name, path in zip(names, paths)
+    ]
+    reference = None if args.full is None else models[given.index(args.full)]
+    if reference is not None and reference.kind != "full":
+        raise CheckpointError(
+            f"--full {args.full} is a {reference.kind} checkpoint, not a full one"
+        )
+    facts = write_report(
+        join_compact(models),
+        out,
+        title=args.title,
+        words=args.words,
+        reference=reference,
+        curves=curves,
+        neighbours=args.neighbours,
+        progress=bars,
+        force=args.force,
+    )
+    bars.close()
+    if args.json:
+        print(json.dumps(facts, indent=1))
+        return
+    for note in facts["notes"]:
+        print(f"note: {printable(note)}", file=sys.stderr)
+    print(printable(out / PAGE))
+
+
+def _named(given: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """Names and paths of NAME=PATH or PATH, where such a path may contain an equals sign."""
+    titles, paths = [], []
+    for text in given:
+        title, equals, rest = text.partition("=")
+        named = bool(equals and title) and not os.path.exists(text)
+        titles.append(title if named else "")
+        paths.append(Path(rest if named else text))
+    unnamed = short_names([path for path, title in zip(paths, titles) if not title])
+    rest_names = iter(unnamed)
+    names = [title or next(rest_names) for title in titles]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise CheckpointError(f"{twice} is there twice; give names that differ: NAME=PATH")
+    return names, paths
+
+
+def _table_and_file(text: str) -> tuple[str, Path]:
+    """The key of a dictionary: its table, or none."""
+    table, equals, file = text.partition("=")
+    if equals and not os.path.exists(text):
+        return table, Path(file)
+    return "", Path(text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; the exit code."""
+    return run(get_parser(), report, argv)
+
+
+def cli_main() -> None:
+    """The console command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    cli_main()

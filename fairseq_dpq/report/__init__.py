@@ -1,0 +1,1 @@
+"""A report on checkpoints that can be looked at: a page of its own, figures and numbers."""

@@ -1,0 +1,241 @@
+"""The figures of a report, drawn from its numbers alone."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterator, Sequence
+
+import numpy
+
+from fairseq_dpq.figures import style
+
+_LONG = 28  # characters of a name in a figure
+
+
+@dataclass
+class Drawn:
+    """A figure that was written: its file name without ending, and what it shows."""
+
+    stem: str
+    title: str
+    svg: str
+
+
+Draw = Callable[[Any], None]
+
+
+def draw_figures(report: dict[str, Any], folder: Path) -> dict[str, Drawn]:
+    """Write all figures as SVG and PNG; by their keys, as the page asks for them."""
+    out: dict[str, Drawn] = {}
+    with warnings.catch_warnings():
+        # A name in a script that the font lacks: the SVG has it as text, in the reader's font.
+        warnings.filterwarnings("ignore", message="Glyph")
+        for key, title, size, draw in _figures(report):
+            stem = re.sub(r"[^A-Za-z0-9]+", "-", key).strip("-").lower()
+            while any(stem == drawn.stem for drawn in out.values()):
+                stem += "-2"
+            with style.figure(size) as figure:
+                draw(figure)
+                svg, _ = style.save(figure, folder / stem)
+            out[key] = Drawn(stem, title, svg.read_text(encoding="utf-8"))
+    return out
+
+
+def _figures(report: dict[str, Any]) -> Iterator[tuple[str, str, tuple[float, float], Draw]]:
+    models = report["models"]
+    if any(model["tables"] for model in models):
+        size = (7.2, 0.9 + 0.32 * len(models))
+        yield "sizes", "Bytes of each model", size, lambda figure: _sizes(figure, models)
+    for model in models:
+        for table in model["tables"]:
+            if "use" in table:
+                key = f"codes {model['name']} {table['path']}"
+                title = f"Codes of {model['name']}, {table['path']}"
+                size = (7.2, min(6.0, max(2.2, 1.2 + 0.11 * table["D"])))
+                yield key, title, size, lambda figure, table=table: code_map(figure, table)  # type: ignore[misc]
+    far = [
+        (m, t) for m in models for t in m["tables"] if (t.get("distances") or {}).get("measured")
+    ]
+    if far:
+        size = (7.2, 2.4 * math.ceil(len(far) / 2))
+        yield (
+            "distances",
+            "Distance of queries",
+            size,
+            lambda figure: _distances(figure, models, far),
+        )
+    if report["changes"]:
+        changes = report["changes"]
+        yield "changes", "Codes that changed", style.WIDE, lambda figure: _changes(figure, changes)
+    if report["curves"]:
+        order = [model["name"] for model in models]
+        panels = _panels(report["curves"])
+        size = (7.2, 2.5 * math.ceil(len(panels) / 2))
+        yield (
+            "curves",
+            "Training",
+            size,
+            lambda figure: _curves(figure, report["curves"], panels, order),
+        )
+
+
+def _color(number: int) -> str:
+    """The colour of a model, in all figures."""
+    return style.LIGHT.series[number % len(style.LIGHT.series)]
+
+
+def short(name: str) -> str:
+    """A name that fits into a figure."""
+    return name if len(name) <= _LONG else "…" + name[1 - _LONG :]
+
+
+def human(size: float) -> str:
+    """Bytes in the unit that people read: 1.2 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    return ""
+
+
+def _sizes(figure: Any, models: Sequence[dict[str, Any]]) -> None:
+    columns = [
+        ("embeddings", "embedding_bytes", "compact_embedding_bytes"),
+        ("model without optimiser", "model_bytes", "compact_model_bytes"),
+        ("file", "file_bytes", "compact_file_bytes"),
+    ]
+    for at, (axes, (title, now, small)) in enumerate(zip(figure.subplots(1, 3), columns)):
+        shown = [model["sizes"].get(small) or model["sizes"][now] for model in models]
+        place = range(len(models))
+        colors = [_color(number) for number in place]
+        axes.barh(place, shown, color=colors, height=0.62)
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize=9)
+        names = [short(model["name"]) for model in models]
+        axes.set_yticks(place, names if at == 0 else [""] * len(models))
+        axes.tick_params(axis="y", length=0, labelcolor=style.LIGHT.ink)
+        axes.set_xticks([])
+        axes.grid(False)
+        for side in ("bottom", "left"):
+            axes.spines[side].set_visible(False)
+        top = max(max(shown), 1)
+        axes.set_xlim(0, 1.45 * top)
+        for y, size in enumerate(shown):
+            axes.text(size + 0.03 * top, y, human(size), va="center", fontsize=8)
+
+
+def code_map(figure: Any, table: dict[str, Any]) -> None:
+    """Groups x codes (appendix C.1): the share of symbols with each code; entropy beside it."""
+    from matplotlib.colors import PowerNorm
+
+    counts = numpy.array(table["use"]["counts"], dtype=float)
+    share = 100 * counts / numpy.maximum(counts.sum(1, keepdims=True), 1)
+    for group, size in enumerate(table["use"]["sizes"]):
+        share[group, size:] = numpy.nan  # a group with fewer codes
+    left, right = figure.subplots(1, 2, sharey=True, gridspec_kw={"width_ratios": [5, 1.25]})
+    top = float(numpy.nanmax(share)) if share.size else 0
+    image = style.heat_map(left, share, norm=PowerNorm(0.5, 0, max(top, 1e-9)))
+    left.set_xlabel("code")
+    left.set_ylabel("group")
+    left.xaxis.get_major_locator().set_params(integer=True)
+    left.yaxis.get_major_locator().set_params(integer=True)
+    bar = figure.colorbar(image, ax=left, pad=0.015, aspect=30)
+    bar.outline.set_visible(False)
+    bar.set_label("% of symbols", fontsize=8)
+    bar.ax.tick_params(labelsize=7, length=0)
+    entropy = table["use"]["entropy_bits"]
+    right.barh(range(len(entropy)), entropy, color=style.LIGHT.series[0], height=0.8)
+    right.set_xlim(0, max(math.log2(max(table["K"], 2)), 1e-9) * 1.02)
+    right.set_xlabel("entropy, bits")
+    right.tick_params(axis="y", length=0, labelleft=False)
+    right.grid(axis="y", visible=False)
+    right.spines["left"].set_visible(False)
+
+
+def _distances(
+    figure: Any, models: Sequence[dict[str, Any]], far: Sequence[tuple[Any, Any]]
+) -> None:
+    several = len({table["path"] for _, table in far}) > 1
+    names = [model["name"] for model in models]
+    grid = figure.subplots(math.ceil(len(far) / 2), 2, squeeze=False)
+    for axes, (model, table) in _fill(grid, far):
+        histogram = table["distances"]["relative"]["histogram"]
+        share = numpy.array(histogram["counts"]) * 100 / max(sum(histogram["counts"]), 1)
+        edges = histogram["edges"]
+        color = _color(names.index(model["name"]))
+        axes.bar(edges[:-1], share, width=edges[1] - edges[0], align="edge", color=color)
+        title = f"{model['name']} {table['path']}" if several else model["name"]
+        axes.set_title(short(title), fontsize=9)
+        axes.set_xlabel("distance / length of the query")
+        axes.set_ylabel("% of symbols")
+        axes.grid(axis="x", visible=False)
+
+
+def _changes(figure: Any, changes: Sequence[dict[str, Any]]) -> None:
+    axes = figure.subplots()
+    for path in dict.fromkeys(change["table"] for change in changes):
+        own = [change for change in changes if change["table"] == path]
+        names = [short(change["to"]) for change in own]
+        at = range(len(own))
+        axes.plot(at, [100 * c["codes"] for c in own], marker="o", label=f"{short(path)}: codes")
+        axes.plot(
+            at, [100 * c["symbols"] for c in own], marker="s", label=f"{short(path)}: symbols"
+        )
+    axes.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0)
+    axes.set_ylabel("% changed since the checkpoint before")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.1)
+    axes.legend()
+
+
+_PANELS = {
+    "loss": "loss",
+    "ppl": "perplexity",
+    "dpq_changed": "codes changed since the last validation, %",
+    "dpq_entropy": "entropy of the codes, bits",
+    "dpq_used": "codes in use, %",
+}
+
+
+def _panels(curves: dict[str, Any]) -> list[str]:
+    have = {name.split(" ", 1)[1] for own in curves.values() for name in own}
+    return [metric for metric in _PANELS if metric in have]
+
+
+def _curves(figure: Any, curves: dict[str, Any], panels: list[str], order: list[str]) -> None:
+    grid = figure.subplots(math.ceil(len(panels) / 2), 2, squeeze=False)
+    for axes, metric in _fill(grid, panels):
+        factor = 100 if metric in ("dpq_changed", "dpq_used") else 1
+        for number, (name, own) in enumerate(curves.items()):
+            place = order.index(name) if name in order else number
+            color = _color(place)
+            for side, look in (("train", {"alpha": 0.45, "linewidth": 1.2}), ("valid", {})):
+                points = own.get(f"{side} {metric}", [])
+                if points:
+                    x, y = zip(*points)
+                    marker = "o" if side == "valid" and len(x) < 30 else None
+                    label = (
+                        short(name) if side == "valid" or metric not in ("loss", "ppl") else None
+                    )
+                    values = [factor * value for value in y]
+                    axes.plot(x, values, color=color, marker=marker, label=label, **look)
+        if metric == "ppl":
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(style.plain_number)
+            axes.yaxis.set_minor_formatter("")
+        axes.set_title(_PANELS[metric], fontsize=9)
+        axes.set_xlabel("update")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend()
+
+
+def _fill(grid: Any, entries: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """The panels of a grid with an entry each; those that are left over are removed."""
+    panels = list(grid.flat)
+    for axes in panels[len(entries) :]:
+        axes.remove()
+    yield from zip(panels, entries)

@@ -1,0 +1,272 @@
+"""Files of every kind as the report takes them: training, compact, full, and exported tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from fairseq_dpq.checkpoints.checkpoint import (
+    Checkpoint,
+    keys_of,
+    stored_bytes,
+    stored_form,
+    training_layer,
+)
+from fairseq_dpq.checkpoints.compaction import Progress
+from fairseq_dpq.checkpoints.dictionaries import find_dictionary, read_dictionary
+from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.checkpoints.report import left_alone, table_facts, token_tables
+from fairseq_dpq.embedding import DPQEmbedding
+from fairseq_dpq.fairseq_plugin.configs import get_option
+from fairseq_dpq.forms import FORMS
+from fairseq_dpq.forms.base import Form
+from fairseq_dpq.forms.files import from_file
+from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.record import TablesRecord
+from fairseq_dpq.safetensors_file import ExportError, open_mapped, read_symbols
+
+
+@dataclass
+class TableView:
+    """One table of a model, in whatever form."""
+
+    path: str
+    n: int
+    d: int
+    padding_idx: int | None
+    rows: Callable[[Tensor], Tensor]  # ids -> their vectors
+    sizes: dict[str, Any]  # bytes and ratios
+    form: Form | None = None  # None for a full table
+    options: dict[str, Any] = field(default_factory=dict)  # of a trained table
+    layer: DPQEmbedding | None = None  # of a training checkpoint
+    symbols: list[str] | None = None
+    _codes: Tensor | None = None
+    _row_of: dict[str, int] | None = None
+
+    @property
+    def coded(self) -> CompactEmbedding | None:
+        """The table as product codes, if it has codes."""
+        return self.form if isinstance(self.form, CompactEmbedding) else None
+
+    def codes(self) -> Tensor:
+        """The codes (n, D) of a table that has them."""
+        if self._codes is None:
+            assert self.coded is not None
+            self._codes = self.coded.unpacked_codes()
+        return self._codes
+
+    def symbol(self, row: int) -> str:
+        """The symbol of a row, or its number."""
+        return self.symbols[row] if self.symbols is not None else f"#{row}"
+
+    def row_of(self) -> dict[str, int]:
+        """Rows by symbol; of a symbol that is there twice, the first."""
+        if self._row_of is None:
+            self._row_of = {}
+            for row, symbol in enumerate(self.symbols or []):
+                self._row_of.setdefault(symbol, row)
+        return self._row_of
+
+
+@dataclass
+class Model:
+    """One file of the command line, or a training checkpoint with its compact file."""
+
+    name: str
+    path: Path
+    kind: str  # training, compact, full, exported
+    tables: list[TableView]
+    sizes: dict[str, Any]
+    updates: int | None = None
+    source: str | None = None  # of a compact file: the training checkpoint's name
+    notes: list[str] = field(default_factory=list)
+
+    def table(self, path: str) -> TableView | None:
+        return next((table for table in self.tables if table.path == path), None)
+
+
+def load_model(
+    path: Path,
+    name: str,
+    dictionaries: dict[str, Path],
+    trust: bool = False,
+    progress: Progress | None = None,
+) -> Model:
+    """Read a file of any kind. `dictionaries` are by table; the key "" is for all others."""
+    if _is_safetensors(path):
+        model = _exported(path, name)
+    else:
+        checkpoint = Checkpoint.load(path, trust)
+        record = checkpoint.record()
+        model = Model(name, path, "full", [], _file_sizes(checkpoint))
+        model.updates = _updates(checkpoint)
+        if record is None:
+            model.tables = _full_tables(checkpoint)
+        else:
+            model.kind, model.source = record.stage, record.source
+            model.tables = [
+                _dpq_table(checkpoint, record, table_path, progress) for table_path in record.tables
+            ]
+            model.sizes["left_alone"] = left_alone(checkpoint, record)
+        _add_symbols(model, checkpoint, dictionaries)
+    _whole_model(model)
+    return model
+
+
+def _is_safetensors(path: Path) -> bool:
+    """A file that begins with a length and a JSON object; a pickle or a zip file does not."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+    except OSError:
+        return path.suffix == ".safetensors"
+    return path.suffix == ".safetensors" or (head[4:8] == b"\0\0\0\0" and head[8:] == b"{")
+
+
+def _exported(path: Path, name: str) -> Model:
+    try:
+        meta = open_mapped(path).meta
+        form = from_file(path, FORMS)
+        form.verify()
+        symbols = read_symbols(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except ExportError as error:
+        raise CheckpointError(str(error)) from error
+    n, d = form.num_embeddings, form.embedding_dim
+    total = path.stat().st_size
+    sizes = {
+        "full_bytes": 4 * n * d,
+        "stored_bytes": form.saved_nbytes,
+        "compact_bytes": form.saved_nbytes,
+        "formula_cr": 32 * n * d / form.formula_bits(),
+        "measured_cr": 4 * n * d / form.saved_nbytes,
+        "bits_per_symbol": form.bits_per_symbol(),
+        "description": f"{form.kind} {form.describe()}",
+    }
+    table = TableView(meta.get("name", "table"), n, d, form.padding_idx, form, sizes, form)
+    table.symbols = symbols
+    whole = {"file_bytes": total, "optimizer_bytes": 0, "model_bytes": form.saved_nbytes}
+    return Model(name, path, "exported", [table], whole)
+
+
+def _file_sizes(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "file_bytes": checkpoint.file_bytes,
+        "optimizer_bytes": stored_bytes(checkpoint.state.get("last_optimizer_state")),
+        "model_bytes": stored_bytes(checkpoint.weights),
+    }
+
+
+def _updates(checkpoint: Checkpoint) -> int | None:
+    history = checkpoint.state.get("optimizer_history")
+    last = history[-1] if isinstance(history, list) and history else None
+    number = get_option(last, "num_updates") if isinstance(last, dict) else None
+    return number if isinstance(number, int) else None
+
+
+def _dpq_table(
+    checkpoint: Checkpoint, record: TablesRecord, path: str, progress: Progress | None
+) -> TableView:
+    table = record.tables[path]
+    layer = None
+    if record.stage == "compact":
+        form = stored_form(checkpoint, path, table)
+    else:
+        layer = training_layer(checkpoint, path, table)
+        report = progress(path, table.num_embeddings) if progress is not None else None
+        form = layer.compact(packed=True, progress=report)
+    facts = table_facts(path, table, form, None)
+    names = ("full_bytes", "compact_bytes", "formula_cr", "measured_cr", "bits_per_symbol")
+    sizes = {name: facts[name] for name in (*names, "description")}
+    mine = keys_of(checkpoint.weights, [path])
+    sizes["stored_bytes"] = stored_bytes([checkpoint.weights[key] for key in mine])
+    n, d = table.num_embeddings, table.embedding_dim
+    return TableView(path, n, d, form.padding_idx, form, sizes, form, table.options, layer)
+
+
+def _full_tables(checkpoint: Checkpoint) -> list[TableView]:
+    out = []
+    for path in token_tables(checkpoint.weights, checkpoint.model_cfg):
+        weight = checkpoint.weights[f"{path}.weight"]
+        n, d = weight.shape
+        total = weight.numel() * weight.element_size()
+        sizes = {"full_bytes": 4 * n * d, "stored_bytes": total, "description": "full table"}
+        pad = get_option(checkpoint.model_cfg, "pad")
+        padding_idx = pad if isinstance(pad, int) and 0 <= pad < n else 1 if n > 1 else None
+        out.append(TableView(path, n, d, padding_idx, _float_rows(weight), sizes))
+    return out
+
+
+def _float_rows(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda ids: weight.detach()[ids].float()
+
+
+def _add_symbols(model: Model, checkpoint: Checkpoint, dictionaries: dict[str, Path]) -> None:
+    for table in model.tables:
+        named = dictionaries.get(table.path)
+        if named is not None:
+            table.symbols = read_dictionary(named, table.path, table.n)
+            continue
+        problems = []
+        for file in (dictionaries.get(""), None):
+            try:
+                found = file or find_dictionary(checkpoint, table.path)
+                table.symbols = read_dictionary(found, table.path, table.n)
+                break
+            except CheckpointError as error:
+                problems.append(str(error).replace(", or --no-symbols", ""))
+        else:
+            model.notes.append(problems[0 if dictionaries else -1])
+
+
+def _whole_model(model: Model) -> None:
+    """Totals over the tables, and what the model would take with compact ones."""
+    sizes = model.sizes
+    sizes["embedding_bytes"] = sum(table.sizes["stored_bytes"] for table in model.tables)
+    sizes["full_embedding_bytes"] = sum(table.sizes["full_bytes"] for table in model.tables)
+    compact = [table.sizes.get("compact_bytes") for table in model.tables]
+    if compact and None not in compact:
+        total = sum(size for size in compact if size is not None)
+        sizes["compact_embedding_bytes"] = total
+        sizes["compact_model_bytes"] = sizes["model_bytes"] - sizes["embedding_bytes"] + total
+
+
+def join_compact(models: list[Model]) -> list[Model]:
+    """A training checkpoint and the compact file that was made of it are one model."""
+    out: list[Model] = []
+    for model in models:
+        origin = next((other for other in out if _made_of(model, other)), None)
+        if origin is None:
+            out.append(model)
+        else:
+            origin.sizes["compact_file_bytes"] = model.sizes["file_bytes"]
+            origin.sizes["compact_file"] = str(model.path)
+    return out
+
+
+def _made_of(compact: Model, other: Model) -> bool:
+    if (compact.kind, other.kind) != ("compact", "training") or not compact.source:
+        return False
+    if Path(compact.source).name != other.path.name or len(compact.tables) != len(other.tables):
+        return False
+    for ours in compact.tables:
+        theirs = other.table(ours.path)
+        a, b = ours.coded, theirs.coded if theirs is not None else None
+        if a is None or b is None or a.sizes != b.sizes or not torch.equal(a.codes, b.codes):
+            return False
+    return True
+
+
+def short_names(paths: list[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    parts = [path.absolute().with_suffix("").parts for path in paths]
+    for length in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            break
+    return names if paths else []

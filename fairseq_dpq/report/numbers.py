@@ -1,0 +1,141 @@
+"""What a table's codes say: their use, symbols that share them, change, distance of queries.
+The analysis of the paper's appendix C."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Sequence
+
+import numpy
+import torch
+from torch import Tensor
+
+from fairseq_dpq.codes import look_up
+from fairseq_dpq.embedding import DPQEmbedding
+from fairseq_dpq.forms.packing import code_bits, pack_codes
+
+_ROWS = 1 << 13  # rows handled at once
+_BINS = 40
+SAMPLE = 100_000  # queries whose distance is measured
+
+
+def code_counts(codes: Tensor, K: int, padding_idx: int | None) -> Tensor:
+    """How many symbols have code k in group j: (D, K), padding left out."""
+    n, D = codes.shape
+    counts = torch.zeros(D * K, dtype=torch.int64)
+    offset = torch.arange(D) * K
+    for start in range(0, n, _ROWS):
+        index = codes[start : start + _ROWS].long() + offset
+        counts += torch.bincount(index.reshape(-1), minlength=D * K)
+    counts = counts.view(D, K)
+    if padding_idx is not None and n:
+        counts[torch.arange(D), codes[padding_idx].long()] -= 1
+    return counts
+
+
+def code_use(counts: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
+    """Codes in use and entropy of each group, and their means."""
+    p = counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
+    entropy = -(p * p.clamp_min(1e-300).log2()).sum(1)
+    used = (counts > 0).sum(1)
+    possible = [math.log2(size) for size in sizes]
+    return {
+        "used": used.tolist(),
+        "sizes": list(sizes),
+        "entropy_bits": [round(x, 4) + 0.0 for x in entropy.tolist()],
+        "used_share": float(used.sum()) / max(sum(sizes), 1),
+        "entropy_bits_per_symbol": float(entropy.sum()) + 0.0,
+        "possible_bits_per_symbol": sum(possible),
+    }
+
+
+def shared_codes(codes: Tensor, sizes: Sequence[int], padding_idx: int | None) -> dict[str, Any]:
+    """Symbols that have all their codes in common with another one, padding left out."""
+    ids = numpy.arange(codes.shape[0])
+    if padding_idx is not None:
+        ids = numpy.delete(ids, padding_idx)
+    packed = pack_codes(codes, [code_bits(size) for size in sizes]).numpy()[ids]
+    packed = numpy.ascontiguousarray(packed)
+    rows = packed.view(numpy.dtype((numpy.void, packed.shape[1]))).reshape(-1)
+    _, inverse, counts = numpy.unique(rows, return_inverse=True, return_counts=True)
+    inverse = inverse.reshape(-1)
+    several = numpy.flatnonzero(counts > 1)
+    largest = several[numpy.argsort(-counts[several], kind="stable")][:5]
+    sets = [ids[numpy.flatnonzero(inverse == number)[:8]].tolist() for number in largest]
+    return {
+        "symbols": len(ids),
+        "distinct": len(counts),
+        "sharing": int(counts[several].sum()),
+        "largest": int(counts.max()) if len(counts) else 0,
+        "largest_sets": [
+            {"size": int(counts[number]), "ids": members} for number, members in zip(largest, sets)
+        ],
+    }
+
+
+def code_change(old: Tensor, new: Tensor, sizes: Sequence[int]) -> dict[str, float]:
+    """Shares of codes, of symbols with such a code, and of code bits that differ."""
+    codes = symbols = flipped = 0
+    widest = max(code_bits(size) for size in sizes)
+    for start in range(0, old.shape[0], _ROWS):
+        a, b = old[start : start + _ROWS].long(), new[start : start + _ROWS].long()
+        differ = a ^ b
+        codes += int((differ != 0).sum())
+        symbols += int((differ != 0).any(1).sum())
+        flipped += sum(int(((differ >> bit) & 1).sum()) for bit in range(widest))
+    bits = old.shape[0] * sum(code_bits(size) for size in sizes)
+    return {
+        "codes": codes / max(old.numel(), 1),
+        "symbols": symbols / max(old.shape[0], 1),
+        "bits": flipped / max(bits, 1),
+    }
+
+
+@torch.no_grad()
+def query_distances(layer: DPQEmbedding, codes: Tensor) -> dict[str, Any] | None:
+    """How far queries are from the centroids (keys) of their codes, in units of the query's own
+    length: 0 on the centroid, 1 as far as the origin. None for a method without keys."""
+    by_group = getattr(layer.method, "by_group", None)
+    if by_group is None:
+        return None
+    ids = torch.arange(layer.num_embeddings)
+    if layer.padding_idx is not None:
+        ids = ids[ids != layer.padding_idx]
+    total = len(ids)
+    if total > SAMPLE:
+        ids = ids[torch.linspace(0, total - 1, SAMPLE).long()]
+    keys = layer.codebook().keys.float()
+    relative, cosine, plain = [], [], []
+    for start in range(0, len(ids), _ROWS):
+        some = ids[start : start + _ROWS]
+        query = by_group(layer.query[some], layer.config)  # (rows, D, key size)
+        centroid = look_up(keys, codes[some].long())
+        distance = (query - centroid).pow(2).sum(-1)  # (rows, D)
+        length = query.pow(2).sum(-1)
+        plain.append(distance.sqrt().mean(1))
+        relative.append((distance.sum(1) / length.sum(1).clamp_min(1e-30)).sqrt())
+        cosine.append(torch.cosine_similarity(query, centroid, dim=-1).mean(1))
+    return {
+        "symbols": total,
+        "measured": len(ids),
+        "relative": _spread(torch.cat(relative) if relative else torch.empty(0)),
+        "distance": _spread(torch.cat(plain) if plain else torch.empty(0), histogram=False),
+        "cosine": _spread(torch.cat(cosine) if cosine else torch.empty(0), histogram=False),
+    }
+
+
+def _spread(values: Tensor, histogram: bool = True) -> dict[str, Any]:
+    """Mean and quantiles; a histogram up to the 99th percentile, what is beyond in the last bin."""
+    numbers = values.double().numpy()
+    if not len(numbers):
+        return {"mean": None, "median": None, "p90": None}
+    out: dict[str, Any] = {
+        "mean": float(numbers.mean()),
+        "median": float(numpy.median(numbers)),
+        "p90": float(numpy.quantile(numbers, 0.9)),
+    }
+    if histogram:
+        top = max(float(numpy.quantile(numbers, 0.99)), 1e-12)
+        counts, edges = numpy.histogram(numpy.minimum(numbers, top), bins=_BINS, range=(0, top))
+        out["histogram"] = {"counts": counts.tolist(), "edges": edges.tolist()}
+    return out
