@@ -100,6 +100,7 @@ setup(
             "fairseq-dpq-inspect = fairseq_dpq.cli.inspect:cli_main",
             "fairseq-dpq-export = fairseq_dpq.cli.export:cli_main",
             "fairseq-dpq-quantize = fairseq_dpq.cli.quantize:cli_main",
+            "fairseq-dpq-classify = fairseq_dpq.cli.classify:cli_main",
             "fairseq-dpq-hydra-train = fairseq_dpq.cli.hydra_train:cli_main",
         ],
     },

@@ -6,7 +6,8 @@ usage() {
     cat <<'TEXT'
 usage: scripts/score.sh RECIPE CHECKPOINT [flags...]
   RECIPE      as for scripts/train.sh: fairseq-generate and BLEU for translation, fairseq-eval-lm and
-              perplexity for language models. scripts/score_nmt.sh is the same script
+              perplexity for language models, fairseq-validate and accuracy for text classification.
+              scripts/score_nmt.sh is the same script
   CHECKPOINT  of scripts/train.sh, fairseq-dpq-compact or fairseq-dpq-quantize; A.pt:B.pt is an
               ensemble
 Flags after CHECKPOINT come last and win, e.g. --gen-subset valid or --beam 1.
@@ -31,11 +32,11 @@ first=${checkpoint%%:*}
 subset=test out=${OUT:-${first%.pt}} previous=''
 for word in "$@"; do
     case $word in
-    --gen-subset=*) subset=${word#*=} ;;
+    --gen-subset=* | --valid-subset=*) subset=${word#*=} ;;
     --results-path=*) out=${word#*=} ;;
     esac
     case $previous in
-    --gen-subset) subset=$word ;;
+    --gen-subset | --valid-subset) subset=$word ;;
     --results-path) out=$word ;;
     esac
     previous=$word
@@ -56,7 +57,12 @@ perplexity)
     program=eval-lm needs_file=$folder/$needs
     set -- "$folder" --user-dir "$user_dir" --path "$checkpoint" --gen-subset "$subset" "$@"
     ;;
-*) fail "recipes/$recipe.conf: metric '$metric' is neither bleu nor perplexity" ;;
+accuracy)
+    program=validate needs_file=$folder/$needs
+    set -- "$folder" --user-dir "$user_dir" --path "$checkpoint" --task text_classification \
+        --valid-subset "$subset" "$@"
+    ;;
+*) fail "recipes/$recipe.conf: metric '$metric' is neither bleu nor perplexity nor accuracy" ;;
 esac
 
 if [ "${DRY_RUN:-0}" = 0 ]; then
@@ -67,7 +73,7 @@ if [ "${DRY_RUN:-0}" = 0 ]; then
 fi
 show "fairseq-$program" "$@"
 [ "${DRY_RUN:-0}" = 0 ] || exit 0
-[ "$metric" = bleu ] || exec "$python" -m fairseq_cli.eval_lm "$@"
+[ "$metric" = bleu ] || exec "$python" -m "fairseq_cli.$(echo "$program" | tr - _)" "$@"
 "$python" -m fairseq_cli.generate "$@"
 set -- "$out/generate-$subset.txt" --reference "$needs_file"
 [ -z "$tokenized" ] || set -- "$@" --tokenized-reference "$tokenized"

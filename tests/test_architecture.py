@@ -18,6 +18,7 @@ KNOWS_FAIRSEQ = ("fairseq_plugin", "tasks", "models", "optim")
 # Single functions elsewhere that import fairseq, because they need its dictionaries or commands.
 MAY_IMPORT_FAIRSEQ = {
     "checkpoints.upgrading",  # configs of old checkpoints are upgraded by fairseq's own code
+    "cli.classify",  # loads a model with fairseq's own code
     "cli.export",  # the dictionary of a task
     "cli.hydra_train",  # runs fairseq-hydra-train
 }

@@ -89,8 +89,8 @@ class TextClassifier(FairseqEncoderModel):
 
     @classmethod
     def build_model(cls, cfg: TextClassifierConfig, task: Any) -> "TextClassifier":
-        labels = getattr(task, "label_dictionary", None)
-        if labels is None:
+        classes = getattr(task, "classes", None)
+        if classes is None:
             raise DPQConfigError(
                 "--arch text_classifier needs labels; use it with --task text_classification"
             )
@@ -99,8 +99,8 @@ class TextClassifier(FairseqEncoderModel):
                 flag = "--" + name.replace("_", "-")
                 raise DPQConfigError(f"{flag} {getattr(cfg, name)}: must be 1 or more; try 300")
         encoder = WordVectorPooling(cfg, task.source_dictionary)
-        classes = len(labels) - labels.nspecial
-        return cls(encoder, DenseLayers(encoder.size, cfg.hidden_size, classes, cfg.dropout))
+        head = DenseLayers(encoder.size, cfg.hidden_size, len(classes), cfg.dropout)
+        return cls(encoder, head)
 
     def forward(  # type: ignore[override]
         self,

@@ -44,12 +44,11 @@ class TextClassificationTask(FairseqTask):
             raise DPQConfigError(f"--max-words {cfg.max_words}: must be 0 (all) or more")
         self.dictionary = self._load_dictionary("input0")
         self._labels = self._load_dictionary("label")
-        classes = len(self._labels) - self._labels.nspecial
-        if classes < 2:
+        if len(self.classes) < 2:
             raise DPQConfigError(
-                f"{self._path('label', 'dict.txt')}: {classes} class; a classifier needs two"
+                f"{self._path('label', 'dict.txt')}: a classifier needs two classes or more"
             )
-        logger.info("dictionary: %d types; %d classes", len(self.dictionary), classes)
+        logger.info("dictionary: %d types; %d classes", len(self.dictionary), len(self.classes))
 
     def _path(self, *parts: str) -> str:
         return os.path.join(self.cfg.data, *parts)
@@ -77,8 +76,9 @@ class TextClassificationTask(FairseqTask):
 
     @property
     def classes(self) -> List[str]:
-        """The label of each class."""
-        return list(self._labels.symbols[self._labels.nspecial :])
+        """The label of each class, without the fillers that fairseq-preprocess may add."""
+        symbols = self._labels.symbols[self._labels.nspecial :]
+        return [symbol for symbol in symbols if not symbol.startswith("madeupword")]
 
     # ---- data ----
 
