@@ -11,7 +11,7 @@ import re
 import shutil
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from typing import Iterable, Iterator, Sequence
 from fairseq_dpq.datasets.binarize import dictionary_size, preprocess
 from fairseq_dpq.datasets.cli import Result, Run
 from fairseq_dpq.datasets.errors import PrepareError
-from fairseq_dpq.datasets.rows import Columns, Row, read_rows, split_words
+from fairseq_dpq.datasets.rows import Columns, Row, count_columns, read_rows, split_words
 from fairseq_dpq.datasets.text import CHUNK, ordered_map
 
 PARTS = ("input0", "label")  # words and classes
@@ -145,11 +145,13 @@ class _Writer:
 
 
 def _write_text(plan: Plan, folder: Path, workers: int) -> dict[str, _Writer]:
-    """Write the text of all splits."""
+    """Write the text of all splits, whose files all have the columns of the training file."""
+    count = plan.columns.count or count_columns(plan.files["train"], plan.columns)
+    columns = replace(plan.columns, count=count)
     with ExitStack() as stack:
         writers = {split: _Writer(folder, split, stack) for split in plan.splits}
         for split, path in plan.files.items():
-            for row, words in _documents(path, plan.columns, workers):
+            for row, words in _documents(path, columns, workers):
                 place = split
                 if split == "train" and "valid" not in plan.files:
                     held_out = is_held_out(" ".join(words), plan.held_out, plan.seed)

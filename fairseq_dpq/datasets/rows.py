@@ -82,6 +82,14 @@ def _place(name: str, names: Sequence[str], path: Path, header: bool) -> int:
     return list(names).index(name)
 
 
+def count_columns(path: Path, columns: Columns) -> int:
+    """How many columns a row of this file has, by its first row."""
+    first = next(_records(path, columns.tab), None)
+    if first is None:
+        raise PrepareError(f"{path}: is empty")
+    return len(first[1])
+
+
 def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """The documents of a file; PrepareError for whatever is not one."""
     records = _records(path, columns.tab)
