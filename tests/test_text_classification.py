@@ -107,7 +107,7 @@ def task_of(data: Path) -> TextClassificationTask:
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda d: (d / "label" / "dict.txt").unlink(), r"no \S+label/dict.txt; scripts/prepare.sh"),
+        (lambda d: (d / "label" / "dict.txt").unlink(), r"no \S+label/dict.txt; scripts/"),
         (lambda d: (d / "label" / "dict.txt").write_text("no 1\n"), "needs two classes or more"),
         (lambda d: (d / "input0" / "test.idx").unlink(), "no binarised test split in"),
         (

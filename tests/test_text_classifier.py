@@ -134,9 +134,7 @@ def test_running_statistics_are_those_of_all_micro_batches() -> None:
     parts.updates.fill_(1000)
     parts(data)
     parts.step()
-    torch.testing.assert_close(
-        parts.running_mean, average * 0.99 + data.mean(0).float() * 0.01
-    )
+    torch.testing.assert_close(parts.running_mean, average * 0.99 + data.mean(0).float() * 0.01)
 
 
 def test_step_without_a_batch_changes_nothing() -> None:

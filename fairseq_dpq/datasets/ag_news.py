@@ -24,9 +24,7 @@ AG_NEWS = ZhangSet(
     classes=("World", "Sports", "Business", "Sci/Tech"),
     documents={"train": 120000, "test": 7600},
     paper_types=69322,
-    urls=(
-        "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/{}",
-    ),
+    urls=("https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/{}",),
     digests={
         "train.csv": Digest(
             29470338,

@@ -1,4 +1,4 @@
-"""From rows of label and text to the folder of fairseq's sentence_prediction: OUT/input0, OUT/label.
+"""From rows of label and text to the folder that fairseq's sentence_prediction has, too.
 
 A part of the training rows is held out as `valid`, so that no test row chooses a checkpoint.
 """
@@ -87,7 +87,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=1, metavar="N",
         help="chooses which rows are held out (default: %(default)s)")  # fmt: skip
     add("--min-count", type=int, default=1, metavar="N",
-        help="words that occur less often in train are left out (default: %(default)s)")  # fmt: skip
+        help="leave out words that are rarer in train (default: %(default)s)")  # fmt: skip
 
 
 def read_flags(args: argparse.Namespace) -> Result:
@@ -129,19 +129,15 @@ class _Writer:
     def __init__(self, folder: Path, split: str, stack: ExitStack) -> None:
         self.documents = self.empty = 0
         self.words: Counter[str] = Counter()
-        self._text, self._labels = (
-            stack.enter_context(
-                open(folder / f"{split}.{part}", "w", encoding="utf-8", newline="\n")
-            )
-            for part in PARTS
-        )
+        paths = [folder / f"{split}.{part}" for part in PARTS]
+        self._text, self._labels = (stack.enter_context(path.open("wb")) for path in paths)
 
     def add(self, words: list[str], label: str) -> None:
         self.documents += 1
         self.empty += not words
         self.words.update(words)
-        self._text.write(" ".join(words) + "\n")
-        self._labels.write(label + "\n")
+        self._text.write((" ".join(words) + "\n").encode("utf-8"))
+        self._labels.write((label + "\n").encode("utf-8"))
 
 
 def _write_text(plan: Plan, folder: Path, workers: int) -> dict[str, _Writer]:
@@ -173,10 +169,10 @@ def _write_dictionaries(plan: Plan, folder: Path, words: Counter[str]) -> set[st
     if not kept:
         raise PrepareError(f"{plan.files['train']}: no words in it (--min-count {plan.min_count})")
     kept.sort(key=lambda item: (-item[1], item[0]))
-    lines = [f"{word} {count}\n" for word, count in kept]
-    (folder / "dict.input0").write_text("".join(lines), encoding="utf-8", newline="\n")
-    lines = [f"{name} 1\n" for name in plan.labels.in_order()]
-    (folder / "dict.label").write_text("".join(lines), encoding="utf-8", newline="\n")
+    entries = [kept, [(name, 1) for name in plan.labels.in_order()]]
+    for part, lines in zip(PARTS, entries):
+        text = "".join(f"{word} {count}\n" for word, count in lines)
+        (folder / f"dict.{part}").write_bytes(text.encode("utf-8"))
     return {word for word, _ in kept}
 
 

@@ -55,8 +55,7 @@ def make_parser(name: str, description: str, downloads: bool = True) -> argparse
     if downloads:
         _add_download_flags(parser)
     else:
-        nothing = {"from_dir": None, "mirrors": [], "checksums": None, "no_checksum": ""}
-        parser.set_defaults(retries=0, **nothing)
+        parser.set_defaults(from_dir=None, mirrors=[], checksums=None, no_checksum="", retries=0)
     return parser
 
 

@@ -18,8 +18,8 @@ from fairseq_dpq.datasets.rows import Columns
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("csv_files", "CSV or TSV files with a label and a text in each row: check, "
-                         "split into words and a held-out part, fairseq-preprocess.",
+    parser = make_parser("csv_files", "CSV or TSV files with a label and a text in each row: "
+                         "check, split into words and a held-out part, fairseq-preprocess.",
                          downloads=False)  # fmt: skip
     add = parser.add_argument
     add("--train", type=Path, required=True, metavar="FILE", help="training rows")

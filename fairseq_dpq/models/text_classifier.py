@@ -24,7 +24,7 @@ class TextClassifierConfig(FairseqDataclass):
     encoder_embed_dim: int = field(default=300, metadata={"help": "embedding size d"})
     hidden_size: int = field(default=300, metadata={"help": "units of the hidden layer"})
     dropout: float = field(default=0.0, metadata={"help": "dropout before each dense layer"})
-    pooling: POOLING = field(
+    pooling: POOLING = field(  # type: ignore[valid-type]
         default="mean",
         metadata={"help": "mean: the mean of the word vectors; mean_max: and their maximum"},
     )

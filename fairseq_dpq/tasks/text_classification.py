@@ -1,5 +1,5 @@
 """Text classification: `--task text_classification`, one of C classes for each document.
-Data as fairseq's sentence_prediction has it: DATA/input0 holds the words, DATA/label the classes."""
+Data as fairseq's sentence_prediction has it: words in DATA/input0, classes in DATA/label."""
 
 # No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
 

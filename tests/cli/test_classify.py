@@ -38,7 +38,7 @@ def labels(capsysbinary: pytest.CaptureFixture[bytes], *argv: object) -> list[st
 
 
 def test_labels_and_scores(run, tmp_path: Path, capsysbinary, monkeypatch) -> None:
-    data, trained, small = run
+    _, trained, small = run
     (tmp_path / "text").write_text(TEXT)
     lines = labels(capsysbinary, small, tmp_path / "text")
     assert len(lines) == 4
@@ -91,7 +91,7 @@ def test_data_may_have_moved(run, tmp_path: Path, capsysbinary) -> None:
 
 
 def test_errors_are_one_line(run, tmp_path: Path, corpus: Path, capsys) -> None:
-    data, trained, small = run
+    _, _, small = run
     (tmp_path / "text").write_text(TEXT)
     (tmp_path / "bad").write_bytes(b"yes1\n\xff\xfe\n")
     other = train(corpus, tmp_path / "other", TF)
