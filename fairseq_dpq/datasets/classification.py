@@ -1,4 +1,4 @@
-"""From rows of label and text to the folder that fairseq's sentence_prediction has, too.
+"""From rows of label and text to a folder in the layout of fairseq's sentence_prediction.
 
 A part of the training rows is held out as `valid`, so that no test row chooses a checkpoint.
 """

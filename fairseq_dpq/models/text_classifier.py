@@ -31,7 +31,11 @@ class TextClassifierConfig(FairseqDataclass):
 
 
 class WordVectorPooling(FairseqEncoder):
-    """Word vectors of a document, pooled. A document without words has the zero vector."""
+    """Word vectors of a document, pooled. A document without words has the zero vector.
+
+    Each distinct word of a batch is looked up once, which saves most of the work on long documents.
+    The statistics of a DPQ table therefore count distinct words, not tokens.
+    """
 
     def __init__(self, cfg: TextClassifierConfig, dictionary: Dictionary) -> None:
         super().__init__(dictionary)
@@ -46,12 +50,16 @@ class WordVectorPooling(FairseqEncoder):
 
     def forward(self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None) -> Tensor:
         words = src_tokens.ne(self.pad)  # (documents, length)
-        vectors = self.embed_tokens(src_tokens).float()  # zero where there is no word
-        mean = vectors.sum(1) / words.sum(1, keepdim=True).clamp_min(1)
+        distinct, place = torch.unique(src_tokens, return_inverse=True)
+        vectors = self.embed_tokens(distinct).float()  # (distinct words, d)
+        share = words / words.sum(1, keepdim=True).clamp_min(1)
+        weights = vectors.new_zeros(src_tokens.shape[0], len(distinct))
+        mean = weights.scatter_add(1, place, share.float()) @ vectors
         if not self.with_maximum:
             return mean
-        maximum = vectors.masked_fill(~words.unsqueeze(-1), -torch.inf).amax(1)
-        return torch.cat([mean, maximum.masked_fill(~words.any(1, keepdim=True), 0)], dim=1)
+        own = vectors[place].masked_fill(~words.unsqueeze(-1), -torch.inf)  # (documents, length, d)
+        maximum = own.amax(1).masked_fill(~words.any(1, keepdim=True), 0)
+        return torch.cat([mean, maximum], dim=1)
 
     def max_positions(self) -> int:
         """A mean has no maximum length."""
