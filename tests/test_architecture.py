@@ -56,6 +56,7 @@ TESTED_BY = {
     "native.functions": "native/test_native.py",
     "native.library": "native/test_native.py",
     "native.table": "native/test_native.py",
+    "optim.lazy_adam": "test_text_classification.py",
     "optim.quadratic_warmup": "test_schedules.py",
     "optim.sm3": "test_sm3.py",
     "precision": "test_embedding.py",
