@@ -103,6 +103,7 @@ setup(
             "fairseq-dpq-export = fairseq_dpq.cli.export:cli_main",
             "fairseq-dpq-report = fairseq_dpq.cli.report:cli_main",
             "fairseq-dpq-quantize = fairseq_dpq.cli.quantize:cli_main",
+            "fairseq-dpq-classify = fairseq_dpq.cli.classify:cli_main",
             "fairseq-dpq-squad = fairseq_dpq.cli.squad:cli_main",
             "fairseq-dpq-hydra-train = fairseq_dpq.cli.hydra_train:cli_main",
         ],

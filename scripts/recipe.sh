@@ -3,7 +3,7 @@
 # A recipe is a list of shell variables; CONTRIBUTING.md explains how to add one.
 #   data             data set: data-bin/$data, made by scripts/prepare.sh $data
 #   needs            file in the data folder that shows that the data is there
-#   unit batch       what an update sees: lanes, blocks, sentences or tokens, and how many
+#   unit batch       what an update sees: lanes, blocks, documents, sentences or tokens, how many
 #   micro            what a worker takes at once at most; --update-freq makes up the rest.
 #                    Without it the workers share the batch and nothing is accumulated.
 #   length floor     sentences: --max-tokens is length x micro, at least floor; tokens: the smallest

@@ -33,11 +33,11 @@ subset=test out=${OUT:-${first%.pt}} previous=''
 [ "$metric" != validate ] || subset=valid
 for word in "$@"; do
     case $word in
-    --gen-subset=*) subset=${word#*=} ;;
+    --gen-subset=* | --valid-subset=*) subset=${word#*=} ;;
     --results-path=*) out=${word#*=} ;;
     esac
     case $previous in
-    --gen-subset) subset=$word ;;
+    --gen-subset | --valid-subset) subset=$word ;;
     --results-path) out=$word ;;
     esac
     previous=$word

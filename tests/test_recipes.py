@@ -160,7 +160,7 @@ def test_unknown_recipe(name: str) -> None:
     code, output = _run(ROOT, f"scripts/train.sh '{name}' full --cpu")
     assert code == 2
     assert output.startswith(f"train.sh: RECIPE '{name}' is unknown; choose ")
-    assert " iwslt15-vi-en, " in output and output.endswith(" or wmt19\n")
+    assert " iwslt15-vi-en, " in output and " wmt19" in output and " or " in output
 
 
 @pytest.mark.parametrize("name", ["iwslt15", "multi30k", "ptb", "wikitext2", "wmt19"])

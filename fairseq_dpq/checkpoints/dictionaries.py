@@ -50,7 +50,7 @@ def find_dictionary(checkpoint: Checkpoint, path: str) -> Path:
         languages = _guess_languages(places)
     language = languages[1 if path.startswith("decoder") else 0]
     names = [f"dict.{language}.txt"] if language else []
-    tried = [place / name for place in places for name in [*names, "dict.txt"]]
+    tried = [place / name for place in places for name in [*names, "dict.txt", "input0/dict.txt"]]
     for file in tried:
         if file.is_file():
             return file

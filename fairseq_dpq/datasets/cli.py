@@ -31,16 +31,38 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def make_parser(name: str, description: str) -> argparse.ArgumentParser:
-    """The parser with the flags that every data set has."""
-    parser = argparse.ArgumentParser(prog=f"prepare_{name}.sh", description=description)
+# Sets that had a script of their own before prepare.sh NAME.
+_OWN_SCRIPT = ("iwslt15", "multi30k", "ptb", "wikitext2", "wmt19")
+
+
+def program(name: str) -> str:
+    """The command of a data set, as its messages call it."""
+    return f"prepare_{name}.sh" if name in _OWN_SCRIPT else f"prepare.sh {name}"
+
+
+def make_parser(name: str, description: str, downloads: bool = True) -> argparse.ArgumentParser:
+    """The parser with the flags that every data set has; `downloads`: and those of downloads."""
+    parser = argparse.ArgumentParser(prog=program(name), description=description)
     add = parser.add_argument
-    add("--from", dest="from_dir", type=Path, metavar="DIR",
-        help="use the files (or archives) in DIR, without network")  # fmt: skip
     add("--out", type=Path, default=Path("data-bin") / name, metavar="DIR",
         help="binarised data (default: %(default)s)")  # fmt: skip
     add("--work", type=Path, default=Path("data") / name, metavar="DIR",
         help="downloads and intermediate files (default: %(default)s)")  # fmt: skip
+    add("--workers", type=int, default=cores(), metavar="N",
+        help="processes (default: all cores, here %(default)s)")  # fmt: skip
+    add("--force", action="store_true", help="rebuild even if nothing has changed")
+    add("--keep", action="store_true", help="keep extracted and intermediate files in --work")
+    if downloads:
+        _add_download_flags(parser)
+    else:
+        parser.set_defaults(from_dir=None, mirrors=[], checksums=None, no_checksum="", retries=0)
+    return parser
+
+
+def _add_download_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--from", dest="from_dir", type=Path, metavar="DIR",
+        help="use the files (or archives) in DIR, without network")  # fmt: skip
     add("--mirror", "--base-url", dest="mirrors", action="append", default=[], metavar="URL",
         help="download from URL instead of the built-in addresses; may be repeated")  # fmt: skip
     add("--checksums", type=Path, metavar="FILE",
@@ -50,11 +72,6 @@ def make_parser(name: str, description: str) -> argparse.ArgumentParser:
         "give a warning instead of an error")  # fmt: skip
     add("--retries", type=int, default=4, metavar="N",
         help="retries of an address without progress (default: %(default)s)")  # fmt: skip
-    add("--workers", type=int, default=cores(), metavar="N",
-        help="processes (default: all cores, here %(default)s)")  # fmt: skip
-    add("--force", action="store_true", help="rebuild even if nothing has changed")
-    add("--keep", action="store_true", help="keep extracted and intermediate files in --work")
-    return parser
 
 
 class Run:
@@ -161,9 +178,9 @@ def run_main(
             body(run)
     except (PrepareError, OSError) as error:
         text = " ".join(str(error).split())
-        print(f"prepare_{name}.sh: error: {text}", file=sys.stderr)
+        print(f"{program(name)}: error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"prepare_{name}.sh: interrupted; run it again to continue", file=sys.stderr)
+        print(f"{program(name)}: interrupted; run it again to continue", file=sys.stderr)
         return 130
     return 0

@@ -81,6 +81,14 @@ MATRIX = {
         "--dpq-K 8 --dpq-D 8 --dpq-method vq --dpq-share-subspaces",
         "--lossless-shrink",
     ),
+    "text_classifier": (
+        "documents",
+        "classify",
+        "--task text_classification --criterion sentence_prediction --arch text_classifier "
+        "--encoder-embed-dim 32 --hidden-size 16 --batch-size 12",
+        "--dpq-K 8 --dpq-D 8 --dpq-method vq",
+        "",
+    ),
     "roberta": ("lm", "validate", ROBERTA, "--dpq-K 8 --dpq-D 8 --dpq-embeddings all", ""),
 }
 

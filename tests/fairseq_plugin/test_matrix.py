@@ -116,6 +116,14 @@ MATRIX = {
         "validate",
         criterion="sentence_prediction",
     ),
+    "text_classifier": Row(
+        "sentences",
+        "--task text_classification --arch text_classifier --encoder-embed-dim 32 "
+        "--hidden-size 16 --batch-size 12",
+        {"encoder.embed_tokens": []},
+        "validate",
+        criterion="sentence_prediction",
+    ),
     "bart": Row(
         "joined",
         "--task translation --arch bart_base --max-tokens 200 --max-source-positions 64 "

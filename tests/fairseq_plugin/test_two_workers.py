@@ -38,10 +38,18 @@ train.cli_main()
 """
 
 
-def run(corpus: Path, where: Path, dpq: str, *flags: str, workers: int, updates: int = 4) -> str:
+def run(
+    corpus: Path,
+    where: Path,
+    dpq: str,
+    *flags: str,
+    workers: int,
+    updates: int = 4,
+    model: list[str] = TIED,
+) -> str:
     where.mkdir(parents=True)
     (where / "worker.py").write_text(WORKER)
-    argv = [where / "worker.py", where, corpus, "--user-dir", fsq.USER_DIR, *RUN, *TIED]
+    argv = [where / "worker.py", where, corpus, "--user-dir", fsq.USER_DIR, *RUN, *model]
     argv += ["--save-dir", where, "--max-update", str(updates), *dpq.split(), *flags]
     argv += NEEDED if "legacy_ddp" not in flags else []
     if workers == 1:
@@ -78,6 +86,25 @@ def test_two_workers_equal_one_with_update_freq_2(corpus, tmp_path, dpq, backend
     assert len(loss[0]) == len(loss[1]) == 4
     torch.testing.assert_close(*map(torch.tensor, loss), rtol=0, atol=2e-3)
     assert single["encoder.embed_tokens.norm_updates"].item() == 4
+
+
+@pytest.mark.parametrize("method", ["sx", "vq"])
+def test_two_workers_classify_like_one(sentences, tmp_path, method) -> None:
+    """The batch norm of the classifier follows both workers' documents too."""
+    flags = ["--task", "text_classification", "--arch", "text_classifier", "--batch-size", "10"]
+    flags += ["--criterion", "sentence_prediction", "--encoder-embed-dim", "32", "--dropout", "0"]
+    flags += ["--optimizer", "lazy_adam", "--lr", "0.003"]
+    dpq = f"--dpq-K 8 --dpq-D 4 --dpq-method {method}"
+    run(sentences, tmp_path / "two", dpq, workers=2, model=flags)
+    run(sentences, tmp_path / "one", dpq, "--update-freq", "2", workers=1, model=flags)
+    a, b = (torch.load(tmp_path / "two" / f"rank{r}.pt") for r in (0, 1))
+    single = torch.load(tmp_path / "one" / "rank0.pt")
+    assert a.keys() == b.keys() == single.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+        torch.testing.assert_close(a[key], single[key], rtol=2e-4, atol=2e-6, msg=key)
+    head = "classification_heads.sentence_classification_head.norm1"
+    assert single[f"{head}.updates"].item() == 4 and single[f"{head}.running_mean"].any()
 
 
 @pytest.mark.parametrize("rotation", ["", "--dpq-rotation-trick"])

@@ -52,6 +52,11 @@ def score(kind: str, data: Path, path: Path, beam: int = 5) -> list[str]:
         text = fsq.main("eval_lm", [*argv, "--tokens-per-sample", "40", "--output-word-probs"])
         lines = re.findall(r"Loss \(base 2\): .*|\[[-\d.]+\]", text)
         assert len(lines) > 50
+    elif kind == "classify":
+        argv += ["--task", "text_classification", "--valid-subset", "test"]
+        text = fsq.main("validate", [*argv, "--log-format", "simple"])
+        lines = re.findall(r"loss [\d.]+ .* accuracy [\d.]+", text)[-1:]
+        assert lines
     else:
         argv += ["--task", "masked_lm", "--valid-subset", "test", "--log-format", "simple"]
         text = fsq.main("validate", argv)

@@ -1,0 +1,151 @@
+"""fairseq-dpq-classify CKPT TEXT: the class of each line of a text file, with its probability."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Callable, Iterator, Sequence
+
+import torch
+
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint
+from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.checkpoints.writing import check_target, write_whole
+from fairseq_dpq.cli.common import run
+from fairseq_dpq.datasets.rows import split_words
+from fairseq_dpq.fairseq_plugin.configs import get_option
+
+_TASK = "text_classification"
+_CHUNK = 10_000  # lines in memory at a time
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """The options of fairseq-dpq-classify."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-dpq-classify",
+        description="Label each line of a text with a model of --task text_classification, in "
+        "training or compact form. Prints the class and its probability, separated by a tab.",
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CKPT")
+    add("text", metavar="TEXT", help="a document per line; -: standard input")
+    add("--data", metavar="DIR", help="folder with the dictionaries (default: that of training)")
+    add("--output", metavar="FILE", help="write to FILE, which appears once it is complete")
+    add("--force", action="store_true", help="replace the output if it exists")
+    add("--scores", action="store_true", help="print all classes, the most probable one first")
+    add(
+        "--tokenized",
+        action="store_true",
+        help="words are already separated by spaces, as they are in the dictionary",
+    )
+    add("--batch-size", type=int, default=256, metavar="N", help="(default: %(default)s)")
+    add("--cpu", action="store_true", help="do not use a GPU")
+    add("--json", action="store_true", help="print a JSON object per line")
+    add("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+class Classifier:
+    """A model with its dictionaries, from a checkpoint."""
+
+    def __init__(self, path: Path, data: str | None, cpu: bool) -> None:
+        self.task, self.model = _load(path, data)
+        self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+        self.model.to(self.device).eval()
+        self.classes: list[str] = self.task.classes
+
+    @torch.inference_mode()
+    def probabilities(self, documents: Sequence[list[str]], batch_size: int) -> torch.Tensor:
+        """(documents, C), in the order of the documents."""
+        index = self.task.source_dictionary.index
+        tokens = [torch.tensor([index(w) for w in words], dtype=torch.long) for words in documents]
+        data = self.task.build_dataset_for_inference(tokens, [len(t) for t in tokens])
+        out = torch.empty(len(documents), len(self.classes))
+        order = data.ordered_indices()
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = data.collater([data[i] for i in chosen])
+            logits, _ = self.model(batch["net_input"]["src_tokens"].to(self.device))
+            out[torch.as_tensor(chosen)] = logits.float().softmax(-1).cpu()
+        return out
+
+
+def _load(path: Path, data: str | None) -> tuple[Any, Any]:
+    state = Checkpoint.load(path).state
+    task = get_option(get_option(state.get("cfg"), "task"), "_name")
+    if task != _TASK:
+        raise CheckpointError(f"{path} is a model of --task {task}, not of --task {_TASK}")
+    from fairseq import checkpoint_utils
+
+    overrides = {} if data is None else {"data": data}
+    models, _, loaded = checkpoint_utils.load_model_ensemble_and_task(
+        [str(path)], arg_overrides=overrides
+    )
+    return loaded, models[0]
+
+
+def _lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    for number, raw in enumerate(stream, start=1):
+        try:
+            yield raw.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{name}, line {number}: not UTF-8 text ({error})") from error
+
+
+def _format(classes: list[str], scores: list[float], args: argparse.Namespace) -> str:
+    order = sorted(range(len(classes)), key=lambda i: -scores[i])
+    best = order[0]
+    if args.json:
+        facts: dict[str, Any] = {"label": classes[best], "score": round(scores[best], 6)}
+        if args.scores:
+            facts["scores"] = {classes[i]: round(scores[i], 6) for i in order}
+        return json.dumps(facts, ensure_ascii=False)
+    shown = order if args.scores else order[:1]
+    return "\t".join(f"{classes[i]}\t{scores[i]:.4f}" for i in shown)
+
+
+def classify(args: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    if args.batch_size < 1:
+        raise CheckpointError(f"--batch-size {args.batch_size}: must be at least 1")
+    source = None if args.text == "-" else Path(args.text)
+    if source is not None and not source.is_file():
+        raise CheckpointError(f"no file {source}")
+    if args.output:
+        inputs = [Path(args.checkpoint), *([source] if source else [])]
+        check_target(Path(args.output), inputs, args.force)
+    classifier = Classifier(Path(args.checkpoint), args.data, args.cpu)
+    split: Callable[[str], list[str]] = str.split if args.tokenized else split_words
+
+    def write(out: BinaryIO) -> None:
+        with contextlib.ExitStack() as stack:
+            stream = stack.enter_context(source.open("rb")) if source else sys.stdin.buffer
+            lines = _lines(stream, args.text)
+            for chunk in iter(lambda: list(islice(lines, _CHUNK)), []):
+                rows = classifier.probabilities([split(t) for t in chunk], args.batch_size)
+                for scores in rows.tolist():
+                    out.write((_format(classifier.classes, scores, args) + "\n").encode("utf-8"))
+
+    if args.output:
+        write_whole(Path(args.output), write, None, args.force)
+    else:
+        write(sys.stdout.buffer)
+        sys.stdout.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; the exit code."""
+    return run(get_parser(), classify, argv)
+
+
+def cli_main() -> None:
+    """The console command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    cli_main()
