@@ -206,19 +206,20 @@ class KeyedMethod(Method):
         return rows.float().view(rows.shape[0], c.D, rows.shape[1] // c.D)
 
     def shares_rows(self, c: Options) -> bool:
-        return not c.batch_stats
+        # A table without a warm-up trains as version 0.1 did, to the bit.
+        return bool(c.warmup_updates) and not c.batch_stats
 
     def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
-        if c.batch_stats:
-            return self._train_by_batch(rows, book, c)
+        if not self.shares_rows(c):
+            return self._train_by_responses(rows, book, c)
         # By the running statistics, as in evaluation: a table that is used in several places, each
         # with tokens of its own, would else give one token several codes.
         codes = self.codes(rows, book, c)
         out = self.rebuild(rows, codes, book, c)
         return self.observe(rows, codes, book, c)._replace(rows=out)
 
-    def _train_by_batch(self, rows: Tensor, book: Codebook, c: Options) -> Step:
-        """`train` with codes by the statistics of the batch, as the paper has it."""
+    def _train_by_responses(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+        """`train` with responses and codes by matrix products, as the paper has it."""
         raise NotImplementedError
 
     def observe(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Step:
@@ -234,14 +235,17 @@ class KeyedMethod(Method):
         return None
 
     def _assign(self, q: Tensor, keys: Tensor, book: Codebook, c: Options) -> tuple:
-        """By the batch: responses (tokens, D, K), normalised; codes; the batch's statistics."""
+        """Responses (tokens, D, K), normalised; codes; this batch's statistics."""
         resp = self.distance(c).response(q, keys)
         batch = None
         if book.stats is not None:
             if resp.shape[0] * (resp.shape[1] if c.share_subspaces else 1) < 2:
                 resp = normalize(resp, book.stats)
-            else:
+            elif c.batch_stats:
                 resp, batch = batch_normalize(resp, c.share_subspaces)
+            else:
+                batch = batch_statistics(q.detach(), keys.detach(), self.distance(c))
+                resp = normalize(resp, book.stats.clone())
         return resp, best_codes(resp.detach()), batch
 
     def codes(self, rows: Tensor, book: Codebook, c: Options) -> Tensor:

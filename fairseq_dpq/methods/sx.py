@@ -47,7 +47,7 @@ class SX(KeyedMethod):
         groups, K, size = shapes["values"]
         return {**shapes, "keys": (groups, K, c.key_dim or size)}
 
-    def _train_by_batch(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+    def _train_by_responses(self, rows: Tensor, book: Codebook, c: Options) -> Step:
         q = self.by_group(rows, c)
         keys, values = book.float(copy=_may_be_set(c))
         resp, codes, batch = self._assign(q, keys, book, c)
@@ -58,9 +58,8 @@ class SX(KeyedMethod):
         keys, values = book.float(copy=_may_be_set(c))
         if torch.is_grad_enabled():
             q = self.by_group(rows, c)
-            out = exchange_by_statistics(
-                q, keys, values, codes, book.stats, self.distance(c), c.tau
-            )
+            how = self.distance(c), c.tau, self.shares_rows(c)
+            out = exchange_many(q, keys, values, codes, book.stats, *how)
         else:
             out = look_up(values, codes)
         return out.flatten(1)
@@ -150,7 +149,7 @@ def exchange(resp: Tensor, values: Tensor, codes: Tensor, tau: float) -> Tensor:
     return rows.view(codes.shape[0], codes.shape[1], values.shape[-1])
 
 
-def exchange_by_statistics(
+def exchange_many(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -158,8 +157,14 @@ def exchange_by_statistics(
     stats: Stats | None,
     distance: Dot,
     tau: float,
+    by_library: bool = False,
 ) -> Tensor:
-    """`exchange` by given statistics, of as many rows as a vocabulary has, in little memory."""
+    """`exchange` of as many rows as a vocabulary has, by given statistics, in little memory.
+
+    `by_library`: by the native library where it can, which rounds otherwise.
+    """
+    if not by_library or not native.takes_gradients(query, keys, values):
+        return _Recomputed.apply(query, keys, values, codes, stats, distance, tau)
     direction, offset = distance.directions(keys)
     if offset is None:
         offset = direction.new_zeros(direction.shape[:-1])
@@ -168,7 +173,7 @@ def exchange_by_statistics(
         scale = scale * stats.scale()
         offset = offset - stats.mean
     direction, offset = direction * scale.unsqueeze(-1), offset * scale
-    return _Recomputed.apply(distance.features(query), direction, offset, values, codes)
+    return _Native.apply(distance.features(query), direction, offset, values, codes)
 
 
 class _SoftmaxExchange(torch.autograd.Function):
@@ -205,8 +210,55 @@ class _SoftmaxExchange(torch.autograd.Function):
 
 
 class _Recomputed(torch.autograd.Function):
-    """Rows whose codes are known: the value rows forward, without any response. Backward, the
-    softmax of <features, direction> + offset is worked out for some rows at a time, not held."""
+    """Many rows whose codes are known: the value rows forward, without any response. Backward,
+    the responses are worked out for a chunk of rows at a time instead of held."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        codes: Tensor,
+        stats: Stats | None,
+        distance: Dot,
+        tau: float,
+    ) -> Tensor:
+        ctx.save_for_backward(query, keys, values, codes, *(stats or ()))
+        ctx.distance, ctx.tau = distance, tau
+        return look_up(values, codes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, keys, values, codes, *saved = ctx.saved_tensors
+        stats = Stats(*saved) if saved else None
+        keys = keys.detach().requires_grad_()
+        G, K, _ = keys.shape
+        grad_keys = torch.zeros_like(keys)
+        rows = []
+        for part in chunks(query, K):
+            shape = query[part].shape
+            with torch.enable_grad():
+                own = by_group(query[part].detach(), G).requires_grad_()
+                score = ctx.distance.scores(own, keys)
+            scale = 1 / ctx.tau
+            resp = score.detach()
+            if stats is not None:
+                scale = scale * stats.scale().unsqueeze(-1)
+                resp = resp - stats.mean.unsqueeze(-1)
+            p = torch.softmax(resp * scale, 1)
+            grad_w = torch.bmm(values, by_group(grad[part], G).transpose(1, 2))
+            grad_score = torch._softmax_backward_data(grad_w, p, 1, p.dtype) * scale
+            row, grad_k = torch.autograd.grad(score, (own, keys), grad_score)
+            rows.append(row.view(shape) if G == 1 else row.transpose(0, 1))
+            grad_keys += grad_k
+        grad_values = sum_by_code(grad, codes, values.shape[0], values.shape[1])
+        return torch.cat(rows), grad_keys, grad_values, None, None, None, None
+
+
+class _Native(torch.autograd.Function):
+    """The same by the native library, from features that responses are linear in."""
 
     @staticmethod
     def forward(
@@ -219,27 +271,6 @@ class _Recomputed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         features, direction, offset, values, codes = ctx.saved_tensors
-        parts = features, direction, offset, values, codes, grad
-        found = native.softmax_gradients(*parts)
-        return (*(softmax_gradients(*parts) if found is None else found), None)
-
-
-def softmax_gradients(
-    features: Tensor, direction: Tensor, offset: Tensor, values: Tensor, codes: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of features, direction, offset and values: what the native library computes."""
-    G, K, _ = direction.shape
-    grad_direction, grad_offset = torch.zeros_like(direction), torch.zeros_like(offset)
-    rows = [torch.zeros_like(features[:0])]
-    for part in chunks(features, K):
-        own = by_group(features[part], G)
-        score = torch.baddbmm(offset.unsqueeze(-1), direction, own.transpose(1, 2))
-        p = torch.softmax(score, 1)
-        grad_w = torch.bmm(values, by_group(grad[part], G).transpose(1, 2))
-        grad_score = torch._softmax_backward_data(grad_w, p, 1, p.dtype)
-        row = torch.bmm(grad_score.transpose(1, 2), direction)
-        rows.append(row.view(features[part].shape) if G == 1 else row.transpose(0, 1))
-        grad_direction += torch.bmm(grad_score, own)
-        grad_offset += grad_score.sum(-1)
-    grad_values = sum_by_code(grad, codes, values.shape[0], values.shape[1])
-    return torch.cat(rows), grad_direction, grad_offset, grad_values
+        found = native.softmax_gradients(features, direction, offset, values, codes, grad)
+        assert found is not None
+        return (*found, None)

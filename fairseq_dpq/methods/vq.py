@@ -71,7 +71,7 @@ class VQ(KeyedMethod):
         groups, K, size = shapes["values"]
         return [CentroidAverage(groups, K, size, c.ema_decay)] if c.ema_decay else []
 
-    def _train_by_batch(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+    def _train_by_responses(self, rows: Tensor, book: Codebook, c: Options) -> Step:
         q = self.by_group(rows, c)
         keys, _ = book.float()
         with torch.no_grad():

@@ -1,6 +1,6 @@
 """The native library: lookup, logits, codes and packing in C, with PyTorch as the reference."""
 
-from fairseq_dpq.native.functions import codes, pack, softmax_gradients, unpack
+from fairseq_dpq.native.functions import codes, pack, softmax_gradients, takes_gradients, unpack
 from fairseq_dpq.native.library import describe, load
 from fairseq_dpq.native.table import Table, table
 
@@ -12,6 +12,7 @@ __all__ = [
     "pack",
     "softmax_gradients",
     "table",
+    "takes_gradients",
     "unpack",
 ]
 

@@ -71,6 +71,11 @@ def codes(
     return out
 
 
+def takes_gradients(*parts: Tensor) -> bool:
+    """Whether `softmax_gradients` serves queries, keys and values like these."""
+    return _serves(*parts) is not None and all(t.dtype is torch.float32 for t in parts)
+
+
 @torch.no_grad()
 def softmax_gradients(
     features: Tensor, direction: Tensor, offset: Tensor, values: Tensor, codes: Tensor, grad: Tensor
