@@ -20,14 +20,27 @@ _ROWS = 1 << 12  # table rows whose codes are widened at once
 
 
 class CodesLinear(nn.Module):
-    """An output layer that is tied to a compact table: h (..., d) to logits (..., n), no bias."""
+    """An output layer that is tied to a table: h (..., d) to logits (..., n), as nn.Linear.
 
-    def __init__(self, table: CompactEmbedding) -> None:
+    Logits of a `CompactEmbedding` come from its codes. Any other table with a `weight`, such as
+    `DPQEmbedding` in training, is multiplied as it is.
+    """
+
+    def __init__(self, table: nn.Module, bias: nn.Parameter | None = None) -> None:
         super().__init__()
-        self.table = table
+        self.table: Any = table
+        self.bias = bias
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense table."""
+        return self.table.weight
 
     def forward(self, h: Tensor) -> Tensor:
-        return codes_logits(self.table, h)
+        if not isinstance(self.table, CompactEmbedding):
+            return F.linear(h, self.table.weight, self.bias)
+        logits = codes_logits(self.table, h)
+        return logits if self.bias is None else logits + self.bias
 
 
 def codes_logits(table: CompactEmbedding, h: Tensor) -> Tensor:

@@ -1,0 +1,148 @@
+"""Hugging Face models save and load compressed tables by their own `save_pretrained` and
+`from_pretrained`: a quantizer, registered with transformers. Needs `fairseq-dpq[transformers]`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZER_MAPPING,
+    register_quantization_config,
+    register_quantizer,
+)
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from fairseq_dpq.any_model.finding import Found, find_tables, put, set_module
+from fairseq_dpq.any_model.saving import build_form, compact_state, match
+from fairseq_dpq.record import Table, TablesRecord
+
+NAME = "fairseq_dpq"
+
+
+class CompactConfig(QuantizationConfigMixin):
+    """What `config.json` says of compressed tables: their record, and their tensors' names."""
+
+    def __init__(
+        self,
+        tables: dict[str, Any] | None = None,
+        tensors: dict[str, list[str]] | None = None,
+        quant_method: str = NAME,
+    ) -> None:
+        self.quant_method: Any = quant_method
+        self.tables = tables
+        self.tensors = tensors
+
+    def record(self) -> TablesRecord:
+        return TablesRecord.from_json(json.dumps(self.tables))
+
+
+class CompactQuantizer(HfQuantizer):
+    """Puts stand-ins where compressed tables will be, and builds those once tensors are loaded."""
+
+    requires_calibration = True  # `compress` makes the tables, not from_pretrained
+    quantization_config: CompactConfig
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        record = self.quantization_config.record()
+        names = self.quantization_config.tensors or {}
+        _move_prefix(record, names, model)
+        self._waiting: list[tuple[Found, Table, nn.Module]] = []
+        for found, (path, table) in zip(match(find_tables(model), record), record.tables.items()):
+            stand_in = nn.Module()
+            for name in names.get(path, []):
+                stand_in.register_buffer(name, torch.empty(0))
+            for other in found.paths:
+                set_module(model, other, stand_in if other == path else nn.Module())
+            for other, layer in found.tied.items():
+                only_bias = nn.Module()
+                only_bias.register_parameter("bias", layer._parameters["bias"])
+                set_module(model, other, only_bias)
+                found.tied[other] = only_bias
+            _untie(model, found)
+            self._waiting.append((found, table, stand_in))
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        for found, table, stand_in in self._waiting:
+            tensors = {k: t for k, t in stand_in.named_buffers() if t.device.type != "meta"}
+            try:
+                form = build_form(table, tensors)
+            except ValueError as error:
+                raise ValueError(f"{found.path}: {error}") from error
+            put(model, found, form.to(next(iter(tensors.values())).device))
+        self._waiting = []
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+        return compact_state(model)[1], {}
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True  # the other weights are
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+def register() -> None:
+    """Make the quantizer known to transformers; safe to call again."""
+    if NAME not in AUTO_QUANTIZER_MAPPING:
+        register_quantization_config(NAME)(CompactConfig)
+        register_quantizer(NAME)(CompactQuantizer)
+
+
+def attach(model: nn.Module) -> None:
+    """Give a compressed Hugging Face model its quantizer, so that `save_pretrained` works."""
+    if not isinstance(model, PreTrainedModel):
+        return
+    register()
+    record, tensors = compact_state(model)
+    names = {
+        path: [key[len(path) + 1 :] for key in tensors if key.startswith(f"{path}.")]
+        for path in record.tables
+    }
+    config = CompactConfig(json.loads(record.to_json()), names)
+    model.config.quantization_config = config
+    model.hf_quantizer = CompactQuantizer(config, pre_quantized=True)
+    for path, table in record.tables.items():
+        shared = {name: nn.Module() for name in (path, *table.aliases)}
+        _untie(model, Found(shared, None, {name: nn.Module() for name in table.tied}))
+
+
+def _untie(model: Any, found: Found) -> None:
+    """The table itself is shared now: transformers has no weights left to tie."""
+    weights = {f"{path}.weight" for path in (*found.paths, *found.tied)}
+    for prefix, module in model.named_modules():
+        if not isinstance(module, PreTrainedModel):
+            continue
+        own = {w[len(prefix) + 1 :] if prefix else w for w in weights if w.startswith(prefix)}
+        for name in ("all_tied_weights_keys", "_tied_weights_keys"):
+            keys = getattr(module, name, None)
+            if isinstance(keys, dict):
+                setattr(module, name, {k: v for k, v in keys.items() if k not in own})
+
+
+def _move_prefix(record: TablesRecord, names: dict[str, list[str]], model: Any) -> None:
+    """Paths of a model without head, loaded into one with a head, or the other way round."""
+    prefix = f"{model.base_model_prefix}."
+    modules = dict(model.named_modules(remove_duplicate=False))
+
+    def moved(path: str) -> str:
+        if path in modules:
+            return path
+        other = path[len(prefix) :] if path.startswith(prefix) else prefix + path
+        return other if other in modules else path
+
+    for path, table in list(record.tables.items()):
+        del record.tables[path]
+        table.aliases = [moved(other) for other in table.aliases]
+        table.tied = [moved(other) for other in table.tied]
+        record.tables[moved(path)] = table
+        names[moved(path)] = names.pop(path, [])
