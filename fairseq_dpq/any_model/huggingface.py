@@ -17,8 +17,8 @@ from transformers.quantizers.auto import (
 )
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from fairseq_dpq.any_model.finding import Found, find_tables, put, set_module
-from fairseq_dpq.any_model.saving import build_form, compact_state, match
+from fairseq_dpq.any_model.finding import Found, put, set_module
+from fairseq_dpq.any_model.saving import build_form, compact_state
 from fairseq_dpq.record import Table, TablesRecord
 
 NAME = "fairseq_dpq"
@@ -52,7 +52,8 @@ class CompactQuantizer(HfQuantizer):
         names = self.quantization_config.tensors or {}
         _move_prefix(record, names, model)
         self._waiting: list[tuple[Found, Table, nn.Module]] = []
-        for found, (path, table) in zip(match(find_tables(model), record), record.tables.items()):
+        for path, table in record.tables.items():
+            found = _claimed(model, path, table)
             stand_in = nn.Module()
             for name in names.get(path, []):
                 stand_in.register_buffer(name, torch.empty(0))
@@ -127,6 +128,28 @@ def _untie(model: Any, found: Found) -> None:
             keys = getattr(module, name, None)
             if isinstance(keys, dict):
                 setattr(module, name, {k: v for k, v in keys.items() if k not in own})
+
+
+def _claimed(model: Any, path: str, table: Table) -> Found:
+    """The modules that a saved table belongs to. Weights are not tied yet at this point: the record
+    and the model's own list of tied weights say which will be."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    pairs = getattr(model, "all_tied_weights_keys", None) or {}
+    own = [f"{name}.weight" for name in (path, *table.aliases, *table.tied)]
+    listed = [k for pair in pairs.items() if set(pair) & set(own) for k in pair]
+    found = Found({}, None)
+    for name in dict.fromkeys([path, *table.aliases, *table.tied, *(k[:-7] for k in listed)]):
+        module = modules.get(name)
+        if module is None and name != path:
+            continue  # the model has no such head
+        weight = getattr(module, "weight", None)
+        if not isinstance(module, (nn.Embedding, nn.Linear)) or not isinstance(weight, Tensor):
+            raise ValueError(f"the model has no embedding table or output layer {name}")
+        shape = (table.num_embeddings, table.embedding_dim)
+        if tuple(weight.shape) != shape:
+            raise ValueError(f"{name} is {tuple(weight.shape)} in the model, {shape} as saved")
+        (found.modules if isinstance(module, nn.Embedding) else found.tied)[name] = module
+    return found
 
 
 def _move_prefix(record: TablesRecord, names: dict[str, list[str]], model: Any) -> None:

@@ -132,7 +132,7 @@ def load_compact(directory: str | Path, model: nn.Module) -> nn.Module:
     folder = Path(directory)
     record, opened = _open(folder)
     with _said(folder):
-        tables = match(find_tables(model), record)
+        tables = _match(find_tables(model), record)
         forms = {path: _form(record.tables[path], path, opened) for path in record.tables}
         state = _matching_state(model, tables, opened, record)
     device = next((p.device for p in model.parameters() if p.device.type != "meta"), None)
@@ -145,7 +145,7 @@ def load_compact(directory: str | Path, model: nn.Module) -> nn.Module:
     return model if device is None else model.to(device)
 
 
-def match(tables: list[Found], record: TablesRecord) -> list[Found]:
+def _match(tables: list[Found], record: TablesRecord) -> list[Found]:
     """The tables of a model that a record means, in its order; ValueError if they do not fit."""
     by_path = {path: found for found in tables for path in found.paths}
     out = []
