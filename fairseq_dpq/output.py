@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_dpq.forms.lookup import unpack
 from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.tracing import is_exporting
 
 _ROWS = 1 << 12  # table rows whose codes are widened at once
 
@@ -26,10 +27,12 @@ class CodesLinear(nn.Module):
     `DPQEmbedding` in training, is multiplied as it is.
     """
 
+    bias: nn.Parameter | None
+
     def __init__(self, table: nn.Module, bias: nn.Parameter | None = None) -> None:
         super().__init__()
         self.table: Any = table
-        self.bias = bias
+        self.register_parameter("bias", bias)
 
     @property
     def weight(self) -> Tensor:
@@ -77,7 +80,10 @@ def _by_partial_sums(table: CompactEmbedding, h: Tensor) -> Tensor:
         codes = table.codes[start : start + _ROWS]
         if table.packed:
             codes = unpack(codes, table.plan, table.wide, table.even, D)
-        bag = F.embedding_bag(codes + first, partial, mode="sum")
+        if is_exporting():  # ONNX has no bags: they would become a loop over the rows
+            bag = F.embedding(codes + first, partial).sum(1)
+        else:
+            bag = F.embedding_bag(codes + first, partial, mode="sum")
         out[:, start : start + _ROWS] = bag.t()
     if table.padding_idx is not None:
         out[:, table.padding_idx] = 0

@@ -60,7 +60,7 @@ def find_tables(model: nn.Module) -> list[Found]:
             key = id(module) if weight is None else identity(weight)
             found = tables.setdefault(key, Found({}, weight))
             found.modules[path] = module
-            found.problem = found.problem or _problem(module)
+            found.problem = found.problem or _problem(path, module)
     seen: set[tuple[int, str]] = set()
     for path, module in named:
         for name, parameter in module._parameters.items():
@@ -90,9 +90,11 @@ def _stock(module: nn.Module, cls: Any) -> bool:
     return type(module).forward is cls.forward and "forward" not in module.__dict__
 
 
-def _problem(module: nn.Module) -> str:
+def _problem(path: str, module: nn.Module) -> str:
     """Why a table cannot be compressed; empty if it can."""
     kind = type(module).__name__
+    if not path:
+        return "it is the model itself; use CompactEmbedding.from_table(model.weight)"
     if isinstance(module, nn.EmbeddingBag):
         return f"{kind} sums the rows of a bag; only nn.Embedding can be compressed"
     if not _stock(module, nn.Embedding):
@@ -179,10 +181,6 @@ def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
 
 def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
     """Put a module at a path."""
-    if not path:
-        raise ValueError(
-            "the model is itself an embedding; use CompactEmbedding.from_table(model.weight)"
-        )
     parent, _, name = path.rpartition(".")
     model.get_submodule(parent)._modules[name] = module
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,31 @@ class CompactConfig(QuantizationConfigMixin):
         quant_method: str = NAME,
     ) -> None:
         self.quant_method: Any = quant_method
-        self.tables = tables
-        self.tensors = tensors
+        self.tables = tables or {}
+        self.tensors = tensors or {}
 
-    def record(self) -> TablesRecord:
-        return TablesRecord.from_json(json.dumps(self.tables))
+    def describe(self, model: nn.Module) -> TablesRecord:
+        """Make it that of a model's compressed tables."""
+        record, tensors = compact_state(model)
+        self.tables = json.loads(record.to_json())
+        self.tensors = {
+            path: [key[len(path) + 1 :] for key in tensors if key.startswith(f"{path}.")]
+            for path in record.tables
+        }
+        return record
+
+
+class _StandIn(nn.Module):
+    """Where a table or an output layer will be: buffers to load, and a bias."""
+
+    def __init__(self, table: Table, names: Sequence[str] = (), bias: Any = None) -> None:
+        super().__init__()
+        for name in names:
+            self.register_buffer(name, torch.empty(0))
+        self.register_parameter("bias", bias)
+        # Some models initialise their tables by name. What has this flag they leave alone.
+        self.weight = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
+        self.weight._is_hf_initialized = True  # type: ignore[attr-defined]
 
 
 class CompactQuantizer(HfQuantizer):
@@ -48,23 +68,19 @@ class CompactQuantizer(HfQuantizer):
     quantization_config: CompactConfig
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
-        record = self.quantization_config.record()
-        names = self.quantization_config.tensors or {}
-        _move_prefix(record, names, model)
+        config = self.quantization_config
+        record = TablesRecord.from_json(json.dumps(config.tables))
         self._waiting: list[tuple[Found, Table, nn.Module]] = []
-        for path, table in record.tables.items():
+        for saved_path, table in record.tables.items():
+            path = _moved(saved_path, table, model)
             found = _claimed(model, path, table)
-            stand_in = nn.Module()
-            for name in names.get(path, []):
-                stand_in.register_buffer(name, torch.empty(0))
+            stand_in = _StandIn(table, config.tensors.get(saved_path, []))
             for other in found.paths:
-                set_module(model, other, stand_in if other == path else nn.Module())
+                set_module(model, other, stand_in if other == path else _StandIn(table))
             for other, layer in found.tied.items():
-                only_bias = nn.Module()
-                only_bias.register_parameter("bias", layer._parameters["bias"])
-                set_module(model, other, only_bias)
-                found.tied[other] = only_bias
-            _untie(model, found)
+                found.tied[other] = _StandIn(table, bias=layer._parameters["bias"])
+                set_module(model, other, found.tied[other])
+            _untie(model, [*found.paths, *found.tied])
             self._waiting.append((found, table, stand_in))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
@@ -76,6 +92,7 @@ class CompactQuantizer(HfQuantizer):
                 raise ValueError(f"{found.path}: {error}") from error
             put(model, found, form.to(next(iter(tensors.values())).device))
         self._waiting = []
+        self.quantization_config.describe(model)  # with the paths of this model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         return compact_state(model)[1], {}
@@ -104,22 +121,17 @@ def attach(model: nn.Module) -> None:
     if not isinstance(model, PreTrainedModel):
         return
     register()
-    record, tensors = compact_state(model)
-    names = {
-        path: [key[len(path) + 1 :] for key in tensors if key.startswith(f"{path}.")]
-        for path in record.tables
-    }
-    config = CompactConfig(json.loads(record.to_json()), names)
+    config = CompactConfig()
+    record = config.describe(model)
     model.config.quantization_config = config
     model.hf_quantizer = CompactQuantizer(config, pre_quantized=True)
     for path, table in record.tables.items():
-        shared = {name: nn.Module() for name in (path, *table.aliases)}
-        _untie(model, Found(shared, None, {name: nn.Module() for name in table.tied}))
+        _untie(model, [path, *table.aliases, *table.tied])
 
 
-def _untie(model: Any, found: Found) -> None:
+def _untie(model: Any, paths: list[str]) -> None:
     """The table itself is shared now: transformers has no weights left to tie."""
-    weights = {f"{path}.weight" for path in (*found.paths, *found.tied)}
+    weights = {f"{path}.weight" for path in paths}
     for prefix, module in model.named_modules():
         if not isinstance(module, PreTrainedModel):
             continue
@@ -152,20 +164,16 @@ def _claimed(model: Any, path: str, table: Table) -> Found:
     return found
 
 
-def _move_prefix(record: TablesRecord, names: dict[str, list[str]], model: Any) -> None:
-    """Paths of a model without head, loaded into one with a head, or the other way round."""
+def _moved(path: str, table: Table, model: Any) -> str:
+    """The path in this model, whose head the saved one may lack, or the other way round; those of
+    aliases and output layers are changed in the record."""
     prefix = f"{model.base_model_prefix}."
     modules = dict(model.named_modules(remove_duplicate=False))
 
     def moved(path: str) -> str:
-        if path in modules:
-            return path
         other = path[len(prefix) :] if path.startswith(prefix) else prefix + path
-        return other if other in modules else path
+        return other if path not in modules and other in modules else path
 
-    for path, table in list(record.tables.items()):
-        del record.tables[path]
-        table.aliases = [moved(other) for other in table.aliases]
-        table.tied = [moved(other) for other in table.tied]
-        record.tables[moved(path)] = table
-        names[moved(path)] = names.pop(path, [])
+    table.aliases = [moved(other) for other in table.aliases]
+    table.tied = [moved(other) for other in table.tied]
+    return moved(path)
