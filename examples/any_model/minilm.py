@@ -49,7 +49,7 @@ def get_parser() -> argparse.ArgumentParser:
         "(default: the help texts of Python)",
     )
     parser.add_argument("--out", type=Path, default=Path("any_model_out"), help="results, models")
-    parser.add_argument("--updates", type=int, default=200, help="length of the fine-tuning")
+    parser.add_argument("--updates", type=int, default=100, help="length of the fine-tuning")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop, to be continued")
     parser.add_argument("--seed", type=int, default=0)
     return parser
@@ -66,19 +66,24 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
 
 
 def read_sentences(paths: list[Path], wanted: int, seed: int) -> list[str]:
-    """Sentences of 6 to 50 words, each once, as many of each file, in random order."""
+    """Sentences of 6 to 30 words, each once, as many of each file. The order is random, but those of
+    a batch are of like length, which saves padding."""
     found: dict[str, None] = {}
     for number, source in enumerate(paths or [None], 1):
         for sentence in itertools.chain.from_iterable(map(split, passages(source))):
-            if 6 <= len(sentence.split()) <= 50:
+            if 6 <= len(sentence.split()) <= 30:
                 found[sentence] = None
             if len(found) >= 4 * wanted * number:
                 break
     sentences = list(found)
-    random.Random(seed).shuffle(sentences)
+    rng = random.Random(seed)
+    rng.shuffle(sentences)
     if not sentences:
-        raise SystemExit("--text has no sentence of 6 to 50 words")
-    return [sentences[i % len(sentences)] for i in range(wanted)]
+        raise SystemExit("--text has no sentence of 6 to 30 words")
+    some = sorted((sentences[i % len(sentences)] for i in range(wanted)), key=len)
+    batches = [some[start : start + BATCH] for start in range(0, wanted, BATCH)]
+    rng.shuffle(batches)
+    return [sentence for batch in batches for sentence in batch]
 
 
 def passages(path: Path | None) -> Iterator[str]:

@@ -82,7 +82,7 @@ def compress(
 
 def compact(model: nn.Module, *, progress: bool | Progress = False) -> Report:
     """Replace the training tables of a model by their inference form, in place."""
-    tables = list(placed(model, DPQEmbedding))
+    tables = placed(model, DPQEmbedding)
     if not tables:
         raise ValueError(
             "the model has no table in training form; use compress(..., trainable=True)"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass, field
-from typing import Any, Callable, Hashable, Iterator, Sequence, Union
+from typing import Any, Callable, Hashable, Sequence, Union
 
 from torch import Tensor, nn
 
+from fairseq_dpq.any_model.scaled import Scale, ScaledEmbedding, scale_of
 from fairseq_dpq.forms.base import FLOATS
 from fairseq_dpq.output import CodesLinear
 
@@ -26,7 +27,15 @@ class Found:
     modules: dict[str, nn.Module]  # every path of it; the first one names it
     weight: Tensor | None
     tied: dict[str, nn.Module] = field(default_factory=dict)  # output layers by path
+    scales: dict[str, Scale] = field(default_factory=dict)  # of paths where rows are scaled
     problem: str = ""  # why it cannot be compressed
+
+    def add(self, path: str, module: nn.Module) -> None:
+        """Note that the table is at this path, too."""
+        self.modules[path] = module
+        scale = None if _stock(module, nn.Embedding) else scale_of(module)
+        if scale is not None:
+            self.scales[path] = scale
 
     @property
     def path(self) -> str:
@@ -38,7 +47,9 @@ class Found:
 
     @property
     def module(self) -> Any:
-        return self.modules[self.path]
+        """The table itself."""
+        first = self.modules[self.path]
+        return first.table if isinstance(first, ScaledEmbedding) else first
 
     @property
     def padding_idx(self) -> int | None:
@@ -59,7 +70,7 @@ def find_tables(model: nn.Module) -> list[Found]:
             weight = module._parameters.get("weight")
             key = id(module) if weight is None else identity(weight)
             found = tables.setdefault(key, Found({}, weight))
-            found.modules[path] = module
+            found.add(path, module)
             found.problem = found.problem or _problem(path, module)
     seen: set[tuple[int, str]] = set()
     for path, module in named:
@@ -97,7 +108,7 @@ def _problem(path: str, module: nn.Module) -> str:
         return "it is the model itself; use CompactEmbedding.from_table(model.weight)"
     if isinstance(module, nn.EmbeddingBag):
         return f"{kind} sums the rows of a bag; only nn.Embedding can be compressed"
-    if not _stock(module, nn.Embedding):
+    if not _stock(module, nn.Embedding) and scale_of(module) is None:
         return f"{kind} has a forward of its own; only nn.Embedding can be compressed"
     weight = module._parameters.get("weight")
     if weight is None:
@@ -161,10 +172,14 @@ def _choose_by_size(tables: Sequence[Found], min_rows: int) -> tuple[list[Found]
 
 def put(model: nn.Module, found: Found, table: nn.Module) -> None:
     """Put a table where the found one is, and tie its output layers to the new one."""
-    table.train(found.module.training)
+    wrapped: dict[int, nn.Module] = {}
     for path, old in found.modules.items():
-        _keep_hooks(old, table)
-        set_module(model, path, table)
+        scale = found.scales.get(path)
+        if id(old) not in wrapped:
+            wrapped[id(old)] = table if scale is None else ScaledEmbedding(table, scale)
+            wrapped[id(old)].train(old.training)
+            _keep_hooks(old, wrapped[id(old)])
+        set_module(model, path, wrapped[id(old)])
     for old in found.tied.values():
         layer = CodesLinear(table, old._parameters["bias"]).train(old.training)
         _keep_hooks(old, layer)
@@ -185,20 +200,23 @@ def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
     model.get_submodule(parent)._modules[name] = module
 
 
-def placed(model: nn.Module, kind: type[nn.Module]) -> Iterator[Found]:
+def placed(model: nn.Module, kind: type[nn.Module]) -> list[Found]:
     """The tables of a kind that `put` has placed in a model, each once, in order."""
-    by_module: dict[int, Found] = {}
+    tables: dict[int, Found] = {}
     outputs: dict[CodesLinear, str] = {}
+    parts: set[str] = set()
     for path, module in model.named_modules(remove_duplicate=False):
+        table = module.table if isinstance(module, (CodesLinear, ScaledEmbedding)) else module
+        if table is not module:
+            parts.add(f"{path}.table")
         if isinstance(module, CodesLinear):
             outputs.setdefault(module, path)
-        elif isinstance(module, kind) and not _is_part_of_output(model, path):
-            by_module.setdefault(id(module), Found({}, None)).modules[path] = module
+        elif isinstance(table, kind) and path not in parts:
+            found = tables.setdefault(id(table), Found({}, None))
+            found.modules[path] = module
+            if isinstance(module, ScaledEmbedding):
+                found.scales[path] = module.scale
     for layer, path in outputs.items():
-        if id(layer.table) in by_module:
-            by_module[id(layer.table)].tied[path] = layer
-    return iter(by_module.values())
-
-
-def _is_part_of_output(model: nn.Module, path: str) -> bool:
-    return "." in path and isinstance(model.get_submodule(path.rpartition(".")[0]), CodesLinear)
+        if id(layer.table) in tables:
+            tables[id(layer.table)].tied[path] = layer
+    return list(tables.values())

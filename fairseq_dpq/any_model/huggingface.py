@@ -160,7 +160,10 @@ def _claimed(model: Any, path: str, table: Table) -> Found:
         shape = (table.num_embeddings, table.embedding_dim)
         if tuple(weight.shape) != shape:
             raise ValueError(f"{name} is {tuple(weight.shape)} in the model, {shape} as saved")
-        (found.modules if isinstance(module, nn.Embedding) else found.tied)[name] = module
+        if isinstance(module, nn.Embedding):
+            found.add(name, module)
+        else:
+            found.tied[name] = module
     return found
 
 

@@ -63,7 +63,7 @@ def compact_state(model: nn.Module) -> tuple[TablesRecord, dict[str, Tensor]]:
     """The record of a model's compressed tables, and all tensors to save: each shared one once."""
     if any(dpq_modules(model)):
         raise SavedModelError("the model has tables in training form; call compact(model) first")
-    tables = list(placed(model, Form))
+    tables = placed(model, Form)
     if not tables:
         raise SavedModelError("the model has no compressed table; call compress(model) first")
     record = TablesRecord({}, stage="compact")

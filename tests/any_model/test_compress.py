@@ -203,8 +203,36 @@ def test_hooks_are_kept() -> None:
 
 
 class Scaled(nn.Embedding):
+    """As models of Hugging Face have it."""
+
+    embed_scale = 3.0
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return 3 * super().forward(ids)
+        return super().forward(ids) * self.embed_scale
+
+
+class Shifted(Scaled):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) + 1
+
+
+def test_a_scale_of_the_rows_is_kept() -> None:
+    table = Scaled(60, 8)
+    other = nn.Embedding(60, 8)
+    other.weight = table.weight
+    model = nn.ModuleDict({"a": table, "b": other, "c": nn.Linear(8, 60, bias=False)})
+    model["c"].weight = table.weight
+    model["same"] = table
+    for settings in ({}, {"trainable": True}):
+        copied, ids = copy.deepcopy(model), torch.arange(60)
+        report = compress(copied, K=4, which="a", **settings)
+        assert report.tables[0].aliases == ("b", "same") and report.tables[0].tied == ("c",)
+        if settings:
+            compact(copied)
+        plain = copied["b"].dense()
+        assert torch.equal(copied["a"](ids), plain * 3) and copied["a"] is copied["same"]
+        assert copied["a"].table is copied["b"] is copied["c"].table
+        assert torch.equal(copied["a"].weight, plain)
 
 
 class Holder(nn.Module):
@@ -222,7 +250,7 @@ def _shared_with_a_stranger() -> nn.Module:
     "model,why",
     [
         (nn.Sequential(nn.EmbeddingBag(50, 8)), "0 cannot be compressed: EmbeddingBag sums"),
-        (nn.Sequential(Scaled(50, 8)), "0 cannot be compressed: Scaled has a forward of its own"),
+        (nn.Sequential(Shifted(50, 8)), "0 cannot be compressed: Shifted has a forward of its own"),
         (nn.Sequential(nn.Embedding(50, 8, max_norm=1.0)), "max_norm=1.0 changes rows"),
         (nn.Sequential(nn.Embedding(50, 8)).double(), "torch.float64: only float32"),
         (_shared_with_a_stranger(), "its weight is also 1.matrix of a Holder"),
@@ -281,8 +309,7 @@ def test_numbers_that_are_not_finite(number: float) -> None:
     with pytest.raises(ValueError, match="first: the table holds NaN or infinite numbers"):
         compress(model, K=4, min_rows=100)
     assert type(model.token) is nn.Embedding
-    with torch.device("meta"):
-        empty = nn.Sequential(nn.Embedding(50, 8))
+    empty = nn.Sequential(nn.Embedding(50, 8, device="meta"))
     with pytest.raises(ValueError, match="0: the table is on the meta device"):
         compress(empty, which="0")
 

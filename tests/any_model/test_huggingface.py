@@ -166,6 +166,46 @@ def test_a_table_of_encoder_decoder_and_output(tmp_path: Path) -> None:
     assert torch.equal(loaded(input_ids=tokens, decoder_input_ids=tokens).logits, right)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["MBart", "Gemma3Text"])
+def test_tables_with_a_scale(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    if kind == "MBart":
+        ends = ("layers", "attention_heads", "ffn_dim")
+        sizes = {f"{side}_{end}": 2 for side in ("encoder", "decoder") for end in ends}
+        config = transformers.MBartConfig(vocab_size=700, d_model=32, scale_embedding=True, **sizes)
+        cls = transformers.MBartForConditionalGeneration
+    else:
+        sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
+        sizes.update(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+        config = transformers.Gemma3TextConfig(vocab_size=700, **sizes)
+        cls = transformers.Gemma3ForCausalLM
+    model = cls(config).to(dtype).eval()
+    report = compress(model, K=4, min_rows=500)
+    assert len(report.tables) == 1 and report.tables[0].tied == ("lm_head",)
+    dense = cls(config).to(dtype).eval()
+    dense.load_state_dict(model.state_dict(), strict=False)
+    dense.get_input_embeddings().weight.copy_(model.get_input_embeddings().weight)
+    tokens = torch.arange(3, 9).view(1, 6)
+    right = model(input_ids=tokens).logits
+    close = 1e-4 if dtype == torch.float32 else 0.05 * float(right.abs().max())
+    assert torch.allclose(right, dense(input_ids=tokens).logits, atol=close)
+    rows = model.get_input_embeddings()(tokens)
+    assert torch.equal(rows, dense.get_input_embeddings()(tokens)) and rows.dtype == dtype
+    assert not torch.equal(rows, model.get_input_embeddings().weight[tokens])
+    model.save_pretrained(tmp_path / "hf")
+    save_compact(model, tmp_path / "own")
+    for loaded in (
+        cls.from_pretrained(tmp_path / "hf", dtype=dtype),
+        load_compact(tmp_path / "own", cls(config).eval()),
+    ):
+        assert torch.equal(loaded.get_input_embeddings()(tokens), rows)
+        # Buffers that are not saved, such as those of rotary positions, are float32 in a new model.
+        exact = 0.0 if dtype == torch.float32 else close
+        assert torch.allclose(loaded(input_ids=tokens).logits, right, rtol=0, atol=exact)
+
+
 def _damage(folder: Path, change: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     change(config["quantization_config"])

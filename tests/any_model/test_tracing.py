@@ -11,6 +11,9 @@ from torch import nn
 from fairseq_dpq import compress
 from helpers.any_model import SIZE, Toy, some_ids, toy
 
+if not hasattr(torch, "export") or not hasattr(torch, "compile"):
+    pytest.skip("needs torch 2.1 or later", allow_module_level=True)
+
 
 @pytest.fixture
 def model() -> Toy:
