@@ -66,8 +66,8 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
 
 
 def read_sentences(paths: list[Path], wanted: int, seed: int) -> list[str]:
-    """Sentences of 6 to 30 words, each once, as many of each file. The order is random, but those of
-    a batch are of like length, which saves padding."""
+    """Sentences of 6 to 30 words, each once, as many of each file, in random order but for those
+    of a batch, which are of like length to save padding."""
     found: dict[str, None] = {}
     for number, source in enumerate(paths or [None], 1):
         for sentence in itertools.chain.from_iterable(map(split, passages(source))):

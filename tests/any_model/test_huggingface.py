@@ -96,6 +96,8 @@ def test_with_and_without_the_head(small: Any, folder: Path, tmp_path: Path) -> 
     right = small.transformer(ids()).last_hidden_state
     assert torch.equal(base(ids()).last_hidden_state, right)
     base.save_pretrained(tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert list(described["tables"]["tables"]) == list(described["tensors"]) == ["wte"]
     headed = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
     assert headed.lm_head.table is headed.transformer.wte
     assert torch.equal(headed(ids()).logits, small(ids()).logits)

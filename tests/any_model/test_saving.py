@@ -246,7 +246,7 @@ def test_a_forged_record_is_compared_with_the_tensors(copied: Path) -> None:
     meta = saving.metadata("Toy", config, tensors)
     (copied / "compact.json").write_text(text)
     save_file(tensors, str(copied / "model.safetensors"), meta)
-    with pytest.raises(SavedModelError, match=r"token: .*expected"):
+    with pytest.raises(SavedModelError, match="token: size mismatch for values"):
         load_compact(copied, Toy())
 
 
