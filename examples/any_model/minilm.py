@@ -27,7 +27,7 @@ from fairseq_dpq import collect_regularizer, compact, compress, save_compact
 HERE = Path(__file__).resolve().parent
 SCALAR = (8, 4, 3)  # bits
 CODES = ((32, 192), (16, 192), (32, 128), (32, 96))  # K, D
-TRAINED = ((32, 192), (32, 96))
+TRAINED = ((32, 96), (32, 192))
 LENGTH, BATCH = 64, 32  # tokens of a sentence, sentences of an update
 
 
