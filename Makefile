@@ -17,10 +17,11 @@ export TORCH PYTHON
 BIN := $(VENV)/bin
 PYTEST := -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
-.PHONY: help setup demo test test-fast test-install test-legacy test-sanitize fuzz lint fix benchmarks clean
+.PHONY: help setup demo any-model test test-fast test-install test-legacy test-sanitize fuzz lint fix benchmarks clean
 
 help:
 	@echo "make demo         train full, DPQ-SX and DPQ-VQ on a generated corpus, compact, translate, compare, report"
+	@echo "make any-model    compress a sentence encoder of Hugging Face and measure it (examples/any_model)"
 	@echo "make test         all tests"
 	@echo "make test-fast    the tests without the slow ones: under two minutes"
 	@echo "make test-install the wheel in a fresh environment: train, compact, translate"
@@ -37,6 +38,9 @@ setup:
 
 demo: setup
 	@bash scripts/demo.sh --tables $(TABLES)
+
+any-model:
+	@bash examples/any_model/run.sh
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST)
@@ -61,7 +65,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck scripts/*.sh .ci/run
+	$(BIN)/shellcheck scripts/*.sh examples/*/*.sh .ci/run
 	$(BIN)/shellcheck --shell=sh --exclude=SC1091,SC2034,SC2154 recipes/*
 
 fix: setup

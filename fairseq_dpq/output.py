@@ -15,19 +15,35 @@ from torch import Tensor, nn
 
 from fairseq_dpq.forms.lookup import unpack
 from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.tracing import is_exporting
 
 _ROWS = 1 << 12  # table rows whose codes are widened at once
 
 
 class CodesLinear(nn.Module):
-    """An output layer that is tied to a compact table: h (..., d) to logits (..., n), no bias."""
+    """An output layer that is tied to a table: h (..., d) to logits (..., n), as nn.Linear.
 
-    def __init__(self, table: CompactEmbedding) -> None:
+    Logits of a `CompactEmbedding` come from its codes. Any other table with a `weight`, such as
+    `DPQEmbedding` in training, is multiplied as it is.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, table: nn.Module, bias: nn.Parameter | None = None) -> None:
         super().__init__()
-        self.table = table
+        self.table: Any = table
+        self.register_parameter("bias", bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense table."""
+        return self.table.weight
 
     def forward(self, h: Tensor) -> Tensor:
-        return codes_logits(self.table, h)
+        if not isinstance(self.table, CompactEmbedding):
+            return F.linear(h, self.table.weight, self.bias)
+        logits = codes_logits(self.table, h)
+        return logits if self.bias is None else logits + self.bias
 
 
 def codes_logits(table: CompactEmbedding, h: Tensor) -> Tensor:
@@ -64,7 +80,10 @@ def _by_partial_sums(table: CompactEmbedding, h: Tensor) -> Tensor:
         codes = table.codes[start : start + _ROWS]
         if table.packed:
             codes = unpack(codes, table.plan, table.wide, table.even, D)
-        bag = F.embedding_bag(codes + first, partial, mode="sum")
+        if is_exporting():  # ONNX has no bags: they would become a loop over the rows
+            bag = F.embedding(codes + first, partial).sum(1)
+        else:
+            bag = F.embedding_bag(codes + first, partial, mode="sum")
         out[:, start : start + _ROWS] = bag.t()
     if table.padding_idx is not None:
         out[:, table.padding_idx] = 0

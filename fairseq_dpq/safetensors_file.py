@@ -20,8 +20,9 @@ from fairseq_dpq.version import __version__
 
 FORMAT = "fairseq-dpq"
 VERSION = 2
-_DTYPES = {"U8": torch.uint8, "I32": torch.int32, "F32": torch.float32}
-_DTYPES.update({"F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool})
+DTYPES = {"U8": torch.uint8, "I32": torch.int32, "F32": torch.float32}
+DTYPES.update({"F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool})
+DTYPES.update({"F64": torch.float64, "I64": torch.int64, "I16": torch.int16, "I8": torch.int8})
 _MAX_HEADER = 100_000_000  # as safetensors has it: a longer one is damage
 SMALL = 16 << 20  # bytes of a tensor that is checked when the file is opened: some milliseconds
 _CHECKED = ("version", "name", "config", "checksums")  # metadata under the checksum
@@ -148,7 +149,7 @@ def _tensor(name: str, entry: Any, data: Tensor) -> Tensor:
     """A tensor of the data, if the header's entry describes one."""
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
         raise ExportError(f"is damaged: {name} has no dtype, shape and data_offsets")
-    dtype = _DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
         raise ExportError(f"is damaged: {name} has the unknown dtype {entry['dtype']!r:.40}")
     shape, offsets = entry["shape"], entry["data_offsets"]

@@ -7,9 +7,16 @@ from typing import Any
 import torch
 
 _jit_tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
-_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+_compiler: Any = getattr(torch, "compiler", None)
+_compiling: Any = getattr(_compiler, "is_compiling", lambda: False)
+_exporting: Any = getattr(_compiler, "is_exporting", lambda: False)
 
 
 def is_tracing() -> bool:
     """Whether torch.compile, torch.export or torch.jit.trace is at work."""
     return _compiling() or _jit_tracing() is not None
+
+
+def is_exporting() -> bool:
+    """Whether torch.export is at work, on its own or to write ONNX."""
+    return _exporting()

@@ -26,9 +26,10 @@ TOOLS = ("checkpoints", "cli", "datasets", "demo", "report")
 
 # Modules that no test file imports or is named after, and the test file that runs them.
 TESTED_BY = {
+    "any_model.report": "any_model/test_compress.py",
+    "any_model.scaled": "any_model/test_compress.py",
     "checkpoints.quantizing": "cli/test_quantize.py",
     "checkpoints.upgrading": "cli/test_old_checkpoints.py",
-    "checksums": "test_fuzz.py",
     "cli.common": "cli/test_compact.py",
     "cli.hydra_train": "fairseq_plugin/test_around.py",
     "datasets.subwords": "datasets/test_wmt19.py",

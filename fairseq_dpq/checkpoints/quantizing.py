@@ -20,9 +20,9 @@ from fairseq_dpq.fairseq_plugin.configs import set_options
 from fairseq_dpq.fairseq_plugin.trial import loads_in_fairseq
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form, Settings
+from fairseq_dpq.forms.quantization import reconstruction_error
 from fairseq_dpq.record import Table, TablesRecord
 
-_ROWS = 1 << 13
 _PAD = 1  # fairseq's dictionaries have it there
 
 Progress = Callable[[str, int], Callable[[int], None]]
@@ -127,19 +127,6 @@ def _report(progress: Progress | None, path: str, steps: int) -> Callable[[int],
 def _check_finite(path: str, full: Tensor) -> None:
     if not bool(torch.isfinite(full.float().sum())) and not bool(torch.isfinite(full).all()):
         raise CheckpointError(f"{path}.weight holds NaN or infinite numbers: training has diverged")
-
-
-@torch.no_grad()
-def reconstruction_error(full: Tensor, form: Form, pad: int | None) -> float:
-    """Squared error of the form's rows as a share of the table's squared norm."""
-    error = norm = 0.0
-    for start in range(0, len(full), _ROWS):
-        rows = torch.arange(start, min(start + _ROWS, len(full)))
-        rows = rows[rows != pad] if pad is not None else rows
-        part = full[rows].double()
-        error += float((part - form(rows).double()).pow(2).sum())
-        norm += float(part.pow(2).sum())
-    return error / max(norm, 1e-300)
 
 
 def _tied(weights: Mapping[str, Tensor], cfg: Any, path: str, aliases: list[str]) -> list[str]:

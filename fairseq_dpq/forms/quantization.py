@@ -1,4 +1,5 @@
-"""Product quantisation of a trained table: k-means in each group, then the nearest centroids."""
+"""Product quantisation of a trained table: k-means in each group, then the nearest centroids; and
+what a stored form has lost of a table."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from fairseq_dpq.forms.packing import code_dtype
 from fairseq_dpq.kmeans import kmeans
 
 _ROWS = 1 << 15  # rows handled at once
+_SOME = 1 << 13  # rows held in double precision at once
 
 
 @torch.no_grad()
@@ -40,3 +42,16 @@ def product_quantize(
     if padding_idx is not None:
         codes[padding_idx] = 0
     return codes, centroids
+
+
+@torch.no_grad()
+def reconstruction_error(full: Tensor, form: Callable[[Tensor], Tensor], pad: int | None) -> float:
+    """Squared error of the form's rows as a share of the table's squared norm."""
+    error = norm = 0.0
+    for start in range(0, len(full), _SOME):
+        rows = torch.arange(start, min(start + _SOME, len(full)), device=full.device)
+        rows = rows[rows != pad] if pad is not None else rows
+        part = full[rows].double()
+        error += float((part - form(rows).double()).pow(2).sum())
+        norm += float(part.pow(2).sum())
+    return error / max(norm, 1e-300)

@@ -1,0 +1,1 @@
+"""One call for any PyTorch model: its embedding tables compressed in place, saved and loaded."""

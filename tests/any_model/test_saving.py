@@ -1,0 +1,276 @@
+"""save_compact and load_compact: equal outputs, ties, mapped tensors; damage told in one line."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_dpq import SavedModelError, compress, load_compact, save_compact
+from fairseq_dpq.checksums import text_crc32
+from helpers.any_model import ROWS, SIZE, Toy, some_ids, toy
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    model = toy()
+    compress(model, K=8, min_rows=100)
+    save_compact(model, folder)
+    return folder
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    model, ids = toy(), some_ids()
+    report = compress(model, K=8, min_rows=100)
+    written = save_compact(model, tmp_path / "new" / "folder")
+    files = sorted((tmp_path / "new" / "folder").iterdir())
+    assert [file.name for file in files] == ["compact.json", "model.safetensors"]
+    assert written == sum(file.stat().st_size for file in files)
+    assert report.model_after < written < report.model_after + 6000  # names, record, checksums
+    other = Toy().eval()  # other numbers than the first
+    loaded = load_compact(tmp_path / "new" / "folder", other)
+    assert loaded is other and torch.equal(other(ids), model(ids))
+    assert other.output.table is other.token and other.first is other.second is other.same
+    assert other.position.weight.requires_grad and not other.training
+    assert sum(p.numel() for p in other.parameters()) == sum(p.numel() for p in model.parameters())
+    save_compact(other, tmp_path / "new" / "folder")  # onto the files that it is mapped from
+    assert torch.equal(other(ids), model(ids))
+    assert torch.equal(load_compact(tmp_path / "new" / "folder", toy())(ids), model(ids))
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_codes_and_weights_stay_in_the_file(saved: Path) -> None:
+    model = load_compact(saved, Toy())
+    ranges = [
+        [int(x, 16) for x in line.split(" ")[0].split("-")]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(str(saved / "model.safetensors"))
+    ]
+    for tensor in (model.token.codes, model.bag.weight):
+        assert any(low <= tensor.data_ptr() < high for low, high in ranges)
+    with torch.no_grad():
+        model.bag.weight.zero_()  # private to this process
+    assert float(load_compact(saved, Toy()).bag.weight.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("settings", [{"method": "scalar", "bits": 5}, {"method": "low_rank"}])
+def test_other_forms(tmp_path: Path, settings: dict[str, Any]) -> None:
+    model, ids = toy(), some_ids()
+    compress(model, min_rows=100, **{"rank": 4} if "bits" not in settings else {}, **settings)
+    save_compact(model, tmp_path)
+    assert torch.equal(load_compact(tmp_path, toy())(ids), model(ids))
+
+
+@pytest.mark.skipif(torch.__version__.startswith("1."), reason="needs torch 2.1 or later")
+def test_other_dtypes_and_the_meta_device(tmp_path: Path) -> None:
+    model, ids = toy().half(), some_ids()
+    model.register_buffer("steps", torch.tensor(2**40))
+    compress(model, K=8, min_rows=100)
+    save_compact(model, tmp_path)
+    with torch.device("meta"):
+        fresh = nn.Module.__new__(Toy)
+        nn.Module.__init__(fresh)
+        for name, size in (("token", ROWS), ("first", 500), ("position", 50)):
+            setattr(fresh, name, nn.Embedding(size, SIZE))
+        fresh.second, fresh.same = nn.Embedding(500, SIZE), fresh.first
+        fresh.second.weight = fresh.first.weight
+        fresh.bag = nn.EmbeddingBag(700, SIZE)
+        fresh.output = nn.Linear(SIZE, ROWS)
+        fresh.output.weight = fresh.token.weight
+        fresh.register_buffer("steps", torch.tensor(0))
+    load_compact(tmp_path, fresh)
+    assert fresh.token(ids).dtype == torch.float16 and int(fresh.steps) == 2**40
+    assert torch.equal(fresh(ids), model(ids))
+
+
+class Heads(nn.Module):
+    """A bias with two names, and a small table that stays full, tied to its output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(60, 8)
+        self.small = nn.Embedding(20, 8)
+        self.head = nn.Linear(8, 20)
+        self.head.weight = self.small.weight
+        self.bias = nn.Parameter(torch.randn(20))
+        self.head.bias = self.bias
+
+
+def test_what_else_is_shared_stays_shared(tmp_path: Path) -> None:
+    model = Heads()
+    compress(model, K=4, which="token")
+    save_compact(model, tmp_path)
+    other = load_compact(tmp_path, Heads())
+    assert other.head.weight is other.small.weight and other.head.bias is other.bias
+    assert torch.equal(other.bias, model.bias) and torch.equal(
+        other.small.weight, model.small.weight
+    )
+    other.small = nn.Embedding(20, 8)  # no longer tied
+    lone = Heads()
+    lone.head = nn.Linear(8, 20)
+    with pytest.raises(SavedModelError, match=r"head\.weight is missing"):
+        load_compact(tmp_path, lone)
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    with pytest.raises(SavedModelError, match=r"no compressed table; call compress\(model\) first"):
+        save_compact(toy(), tmp_path)
+    model = toy()
+    compress(model, K=4, min_rows=100, trainable=True)
+    with pytest.raises(SavedModelError, match=r"call compact\(model\) first"):
+        save_compact(model, tmp_path)
+    for value, why in ((torch.zeros(2, dtype=torch.complex64), "complex64 cannot be saved"),):
+        model = toy()
+        compress(model, K=4, min_rows=100)
+        model.register_buffer("extra", value)
+        with pytest.raises(SavedModelError, match=f"extra: torch.{why}"):
+            save_compact(model, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _smaller() -> nn.Module:
+    model = Toy()
+    model.token = nn.Embedding(ROWS - 1, SIZE)
+    return model
+
+
+def _untied() -> nn.Module:
+    model = Toy()
+    model.output = nn.Linear(SIZE, ROWS)
+    return model
+
+
+def _unshared() -> nn.Module:
+    model = Toy()
+    model.second = nn.Embedding(500, SIZE)
+    return model
+
+
+def _without() -> nn.Module:
+    model = Toy()
+    del model.bag
+    return model
+
+
+def _renamed() -> nn.Module:
+    model = Toy()
+    model.words = model.token
+    del model.token
+    return model
+
+
+def _wider() -> nn.Module:
+    model = Toy()
+    model.position = nn.Embedding(51, SIZE)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make,why",
+    [
+        (_smaller, "token is 599 x 16 in the model, 600 x 16 as saved"),
+        (_untied, "token is tied to nothing in the model, output as saved"),
+        (_unshared, "first is shared with same in the model, second and same as saved"),
+        (_without, "the model has no bag.weight"),
+        (_renamed, "the model has no embedding table token; it has first, "),
+        (_wider, r"position.weight has shape \(51, 16\) in the model, \(50, 16\) as saved"),
+    ],
+)
+def test_another_model_is_refused_and_left_alone(
+    saved: Path, make: Callable[[], nn.Module], why: str
+) -> None:
+    model = make()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(SavedModelError, match=why) as caught:
+        load_compact(saved, model)
+    assert "\n" not in str(caught.value)
+    after = model.state_dict()
+    assert list(after) == list(before) and all(torch.equal(before[k], after[k]) for k in after)
+
+
+def test_missing_and_foreign_files(copied: Path) -> None:
+    with pytest.raises(SavedModelError, match=r"has no compact\.json: not a saved model"):
+        load_compact(copied / "nowhere", Toy())
+    model = toy()
+    compress(model, K=4, min_rows=100)
+    save_compact(model, copied.parent / "second")
+    shutil.copy(copied.parent / "second" / "compact.json", copied)
+    with pytest.raises(SavedModelError, match=r"does not belong to the compact\.json beside it"):
+        load_compact(copied, Toy())
+    (copied / "model.safetensors").write_bytes(b"no")
+    with pytest.raises(SavedModelError, match="is not a safetensors file"):
+        load_compact(copied, Toy())
+
+
+@pytest.mark.parametrize(
+    "text,why",
+    [
+        ("{}", "'version' is missing"),
+        ("[" * 100_000, "nested too deeply|is damaged"),
+        ("\xff", "can't decode|is damaged"),
+        ('{"version": 99}', "format is version 99"),
+    ],
+)
+def test_hostile_records(copied: Path, text: str, why: str) -> None:
+    (copied / "compact.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(SavedModelError, match=why) as caught:
+        load_compact(copied, Toy())
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_forged_record_is_compared_with_the_tensors(copied: Path) -> None:
+    """With checksums that fit, what it claims must still fit the tensors."""
+    from fairseq_dpq.any_model import saving
+    from fairseq_dpq.record import TablesRecord
+
+    record, opened = saving._open(copied)
+    record.tables["token"].form["share_subspaces"] = True
+    text = json.dumps(json.loads(record.to_json()))
+    assert TablesRecord.from_json(text).tables["token"].form["share_subspaces"]
+    tensors = {key: tensor.clone() for key, tensor in opened.tensors.items()}
+    from safetensors.torch import save_file
+
+    config = {"kind": "model", "record_crc32": text_crc32(text)}
+    meta = saving.metadata("Toy", config, tensors)
+    (copied / "compact.json").write_text(text)
+    save_file(tensors, str(copied / "model.safetensors"), meta)
+    with pytest.raises(SavedModelError, match="token: size mismatch for values"):
+        load_compact(copied, Toy())
+
+
+def test_damaged_bytes_are_noticed(copied: Path) -> None:
+    """A flipped bit anywhere in the files: an error in one line, or nothing has changed."""
+    rng, ids = random.Random(0), some_ids()
+    right = load_compact(copied, Toy())(ids)
+    wrong = 0
+    for name, times in (("model.safetensors", 60), ("compact.json", 30)):
+        whole = (copied / name).read_bytes()
+        for _ in range(times):
+            damaged = bytearray(whole)
+            damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+            (copied / name).write_bytes(damaged)
+            try:
+                found = load_compact(copied, Toy())(ids)
+            except SavedModelError as error:
+                assert "\n" not in str(error)
+                wrong += 1
+            else:
+                assert torch.equal(found, right)
+        for length in (0, 7, 100, len(whole) - 1):
+            (copied / name).write_bytes(whole[:length])
+            with pytest.raises(SavedModelError):
+                load_compact(copied, Toy())
+        (copied / name).write_bytes(whole)
+    assert wrong > 80
