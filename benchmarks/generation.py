@@ -1,4 +1,4 @@
-"""fairseq-generate with a compact tied model against the same model with its dense table: tokens per
+"""fairseq-generate with a compact tied model against the same model with a full table: tokens per
 second at batch 1, beam 5, hypotheses, and peak memory.
 
     python benchmarks/generation.py [--rounds N] [--skip-memory]
@@ -187,7 +187,8 @@ def main() -> None:
         agreement = [f"{row['same_hypotheses']:.2f}", f"{row['largest_difference']:.1e}"]
         cells.append([row["side"], *figures, *agreement])
     header = ["", "tokens/s", "speed", "limit", "peak MB", "same hypotheses", "scores apart"]
-    title = f"Generation, batch 1, beam 5, n = {WORDS:,}, d = {DIM}, table {4 * WORDS * DIM / 1e6:.0f} MB"
+    table = 4 * WORDS * DIM / 1e6
+    title = f"Batch 1, beam 5, n = {WORDS:,}, d = {DIM}: a table of {table:.0f} MB"
     harness.show(title, header, cells)
     harness.write("generation", rows)
 

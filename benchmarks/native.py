@@ -167,7 +167,7 @@ def logits(report: Report, rounds: int, threads: int) -> None:
     import torch
 
     from fairseq_dpq import CodesLinear, CompactEmbedding
-    from fairseq_dpq.output import _by_partial_sums
+    from fairseq_dpq.output import by_partial_sums
 
     n = 32_000
     for batch, limit in LOGITS.items():
@@ -187,7 +187,7 @@ def logits(report: Report, rounds: int, threads: int) -> None:
                 output = CodesLinear(form)
                 sides[name] = lambda i, layer=output, h=h: layer(h)
                 if not packed:
-                    sides[f"D = {D}, PyTorch"] = lambda i, f=form, h=h: _by_partial_sums(f, h)
+                    sides[f"D = {D}, PyTorch"] = lambda i, f=form, h=h: by_partial_sums(f, h)
         times = timed(sides, max(10, rounds // 4), threads)
         title = f"Logits of {batch} row(s), n = {n:,}, d = {D_MODEL}, K = {K}, {threads} thread(s)"
         report.table(title, times, "dense product", limits)

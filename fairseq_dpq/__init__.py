@@ -4,6 +4,7 @@ The layer needs torch alone and does not import fairseq. The plugin registers it
 imports `--user-dir fairseq_dpq`, or when the program itself imports fairseq, before or after.
 """
 
+from fairseq_dpq import operators  # noqa: F401, registers them with torch
 from fairseq_dpq.codes import code_usage
 from fairseq_dpq.config import DPQConfig, DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding, dpq_modules

@@ -9,7 +9,16 @@ import torch
 _jit_tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
 _compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
+# Before it came, the ONNX exporter did not tell that it was at work.
+_own_operators = hasattr(getattr(torch, "compiler", None), "is_exporting")
+
 
 def is_tracing() -> bool:
     """Whether torch.compile, torch.export or torch.jit.trace is at work."""
     return _compiling() or _jit_tracing() is not None
+
+
+def is_graph() -> bool:
+    """Whether torch.compile or torch.export is at work, so that operators of one's own can be used.
+    ONNX has standard operators alone, torch.jit.trace is for programs without this package."""
+    return _compiling() and _own_operators and not torch.onnx.is_in_onnx_export()

@@ -21,7 +21,7 @@ from fairseq_dpq.forms.base import (
     wrong_shape,
 )
 from fairseq_dpq.forms.few_ids import FewIds
-from fairseq_dpq.forms.lookup import take_rows, unpack
+from fairseq_dpq.forms.lookup import lookup_in_graph, prepare, take_rows, unpack
 from fairseq_dpq.forms.packing import (
     check_range,
     code_bits,
@@ -243,8 +243,11 @@ class CompactEmbedding(Form):
 
     def forward(self, indices: Tensor) -> Tensor:
         if not torch.jit.is_scripting():
-            fast = None if is_tracing() else self._prepared()
-            found = None if fast is None else fast.lookup(indices)
+            if is_tracing():
+                found = lookup_in_graph(self, indices)
+            else:
+                fast = self._prepared()
+                found = None if fast is None else fast.lookup(indices)
             if found is not None:
                 return found
         flat = indices.reshape(-1)
@@ -264,17 +267,10 @@ class CompactEmbedding(Form):
         known = self._fast
         if known is None or not known.serves(codes, values, self.padding_idx):
             try:
-                known = self._fast = self._prepare()
+                known = self._fast = prepare(self)
             except RuntimeError:  # tensors without memory of their own, as under vmap
                 return None
         return known
-
-    def _prepare(self) -> native.Table | FewIds:
-        codes, values, pad = self.codes, self.values, self.padding_idx
-        shape = {"shared": self.share_subspaces, "packed": self.packed}
-        return native.table(codes, values, self.sizes, padding_idx=pad, **shape) or FewIds(
-            codes, values, self.offsets, self.bits, self.packed, pad
-        )
 
     def native_table(self) -> native.Table | None:
         """This table as the native library takes it, or None where PyTorch must serve."""
