@@ -81,6 +81,7 @@ setup(
     ],
     extras_require={
         "plots": ["matplotlib"],
+        "triton": ["triton"],
         "dev": [
             "matplotlib",
             "mypy",

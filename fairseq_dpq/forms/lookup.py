@@ -43,7 +43,7 @@ def _take_elements(values: Tensor, rows: Tensor) -> Tensor:
     return values.view(kind).view(-1).index_select(0, rows).view(-1, 1).view(values.dtype)
 
 
-def prepare(form: Any) -> native.Table | FewIds:
+def prepare(form: Any) -> Any:
     """What looks rows up for the buffers that a CompactEmbedding has now."""
     codes, values, pad = form.codes, form.values, form.padding_idx
     shape = {"shared": form.share_subspaces, "packed": form.packed}

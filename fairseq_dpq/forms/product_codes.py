@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_dpq import native
 from fairseq_dpq.codes import code_usage
 from fairseq_dpq.forms.base import (
     CRC_BITS,
@@ -69,7 +68,7 @@ class CompactEmbedding(Form):
         values: Tensor
         offsets: Tensor
         plan: Tensor
-        _fast: native.Table | FewIds | None
+        _fast: Any
 
     def __init__(
         self,
@@ -261,7 +260,7 @@ class CompactEmbedding(Form):
         out = take_rows(self.values, rows.reshape(-1))
         return out.view(indices.shape + (self.embedding_dim,))  # noqa: RUF005, TorchScript knows no *
 
-    def _prepared(self) -> native.Table | FewIds | None:
+    def _prepared(self) -> Any:
         """What looks rows up for these buffers; not to be used while torch is tracing."""
         codes, values = self._buffers["codes"], self._buffers["values"]
         known = self._fast
@@ -272,10 +271,10 @@ class CompactEmbedding(Form):
                 return None
         return known
 
-    def native_table(self) -> native.Table | None:
-        """This table as the native library takes it, or None where PyTorch must serve."""
+    def native_table(self) -> Any:
+        """This table as the native library or Triton takes it, or None where PyTorch must serve."""
         found = None if is_tracing() else self._prepared()
-        return found if isinstance(found, native.Table) else None
+        return None if isinstance(found, FewIds) else found
 
     def unpacked_codes(self) -> Tensor:
         """Codes (n, D) in one or two bytes each."""

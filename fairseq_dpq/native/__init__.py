@@ -1,7 +1,7 @@
 """The native library: lookup, logits, codes and packing in C, with PyTorch as the reference."""
 
 from fairseq_dpq.native import library
-from fairseq_dpq.native.functions import codes, pack, softmax_gradients, unpack
+from fairseq_dpq.native.functions import codes, gpu_codes, pack, softmax_gradients, unpack
 from fairseq_dpq.native.library import describe
 from fairseq_dpq.native.table import VALUE_TYPES, Table, table
 
@@ -11,6 +11,7 @@ __all__ = [
     "available",
     "codes",
     "describe",
+    "gpu_codes",
     "pack",
     "softmax_gradients",
     "table",

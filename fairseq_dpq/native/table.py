@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from fairseq_dpq.memory import HeldTable
 from fairseq_dpq.native import library
 from fairseq_dpq.tracing import is_tracing
+
+if TYPE_CHECKING:
+    from fairseq_dpq.native.gpu import GpuTable
 
 VALUE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _CODE_BYTES = {torch.uint8: 1, torch.int16: 2}
@@ -150,19 +153,26 @@ def table(
     shared: bool,
     packed: bool,
     padding_idx: int | None,
-) -> Table | None:
-    """A `Table` of these tensors, or None where the library is missing or cannot serve them."""
-    if library.load() is None or is_tracing():
+) -> Table | GpuTable | None:
+    """A table of these tensors, in main memory or on a GPU, or None where neither the library nor
+    Triton can serve them."""
+    if is_tracing() or type(codes) is not Tensor or type(values) is not Tensor:
         return None
-    if not (codes.is_cpu and values.is_cpu and codes.is_contiguous() and values.is_contiguous()):
-        return None
-    if type(codes) is not Tensor or type(values) is not Tensor:
+    if codes.device != values.device or not (codes.is_contiguous() and values.is_contiguous()):
         return None
     if values.dtype not in VALUE_TYPES or max(sizes) - 1 > _LARGEST_CODE or not values.numel():
         return None
     if codes.dtype not in _CODE_BYTES or (packed and codes.dtype is not torch.uint8):
         return None
-    return Table(codes, values, sizes, shared=shared, packed=packed, padding_idx=padding_idx)
+    cls: Any = None
+    if codes.is_cpu:
+        cls = Table if library.load() is not None else None
+    elif codes.is_cuda:
+        kernels = library.gpu(codes.device)
+        cls = None if kernels is None else kernels.GpuTable
+    if cls is None:
+        return None
+    return cls(codes, values, sizes, shared=shared, packed=packed, padding_idx=padding_idx)
 
 
 def aligned(tensor: Tensor) -> Tensor:
