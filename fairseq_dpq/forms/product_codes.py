@@ -36,6 +36,7 @@ from fairseq_dpq.forms.product_layout import product_layout, stored_sizes
 from fairseq_dpq.forms.quantization import product_quantize
 from fairseq_dpq.forms.shrinking import drop_unused
 from fairseq_dpq.kmeans import ITERATIONS
+from fairseq_dpq.memory import large_zeros
 from fairseq_dpq.sizes import MAX_K, division_problem
 from fairseq_dpq.tracing import is_tracing
 
@@ -108,7 +109,7 @@ class CompactEmbedding(Form):
         kind = torch.uint8 if self.packed else code_dtype(max(sizes))
         # A last row of zeros is what padding points at. It is not saved.
         rows = self.value_rows + (0 if self.padding_idx is None else 1)
-        codes = torch.zeros(self.num_embeddings, width, dtype=kind, device=device)
+        codes = large_zeros(self.num_embeddings, width, kind, device)
         values = torch.zeros(rows, self.embedding_dim // self.D, dtype=dtype, device=device)
         offsets = [0, *itertools.accumulate([0 if self.share_subspaces else x for x in sizes[:-1]])]
         self.register_buffer("codes", codes)
