@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import functools
 import mmap
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 _LARGE = 1 << 22  # bytes from which large pages are asked for
-_LARGE_PAGE = 1 << 21
 
 
 def memory_of(tensor: Tensor) -> Any:
@@ -28,34 +27,18 @@ def memory_of(tensor: Tensor) -> Any:
 def large_zeros(rows: int, columns: int, dtype: torch.dtype, device: Any) -> Tensor:
     """Zeros (rows, columns) for a table whose rows are read in any order.
 
-    The system is asked for large pages before the memory is first written. With pages of 4 KB,
-    nearly each row of a million would have to wait for the address of its page.
+    The system is asked for large pages. With pages of 4 KB, nearly each row of a million would have
+    to wait for the address of its page. Memory is taken as it is written.
     """
-    table = torch.empty(rows, columns, dtype=dtype, device=device)
-    if type(table) is Tensor and table.device.type == "cpu":
-        _prefer_large_pages(table)
-    return table.zero_()
-
-
-def _prefer_large_pages(table: Tensor) -> None:
-    """It is a hint: nothing depends on whether the system follows it."""
-    size, advise = table.numel() * table.element_size(), _madvise()
-    if advise is None or size < _LARGE:
-        return
-    first = -(-table.data_ptr() // _LARGE_PAGE) * _LARGE_PAGE
-    end = (table.data_ptr() + size) // _LARGE_PAGE * _LARGE_PAGE
-    advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_HUGEPAGE)
-
-
-@functools.lru_cache(maxsize=None)
-def _madvise() -> Any:
-    """The function of the C library, where the system has large pages."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
-    try:
-        return ctypes.CDLL(None).madvise
-    except (OSError, AttributeError):
-        return None
+    probe = torch.empty(0, dtype=dtype, device=device)
+    size = rows * columns * probe.element_size()
+    plain = type(probe) is Tensor and probe.device.type == "cpu"
+    if size < _LARGE or not plain or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(rows, columns, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(rows, columns)
 
 
 class HeldTable:

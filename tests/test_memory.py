@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,12 @@ def test_the_codes_of_a_large_table_ask_for_large_pages() -> None:
     large, small = (CompactEmbedding(n, 256, K=32, D=128).codes for n in (1 << 17, 1 << 10))
     assert "hg" in flags_at(large.data_ptr() + (8 << 20))
     assert "hg" not in flags_at(small.data_ptr())
+
+
+def test_a_large_table_is_copied_pickled_and_shared_as_any_other() -> None:
+    table = large_zeros(1 << 16, 128, torch.uint8, None)
+    table[5] = 7
+    for twin in (copy.deepcopy(table), pickle.loads(pickle.dumps(table)), table.share_memory_()):
+        assert twin[5].sum() == 7 * 128 and twin.sum() == 7 * 128
+    table[6] = 1
+    assert table.sum() == 8 * 128

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -111,6 +113,12 @@ def test_graphs_have_standard_operators_where_the_library_would_not_serve() -> N
     lookup(ids).sum().backward()
     assert form.values.grad is not None and form.values.grad.sum() == 2 * 32
     assert not any("fairseq" in c for c in called)
+
+
+def test_torch_s_compiler_is_not_imported_before_it_is_needed() -> None:
+    code = "import sys, fairseq_dpq; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 @needs_library

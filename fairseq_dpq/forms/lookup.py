@@ -13,10 +13,6 @@ from fairseq_dpq.forms.packing import unpack_even, unpack_rows
 from fairseq_dpq.tracing import is_graph, is_tracing
 
 _INDICES = (torch.int64, torch.int32)
-# torch.compile calls it once and takes the answer as given.
-_assume_constant: Any = getattr(
-    getattr(torch, "compiler", None), "assume_constant_result", lambda function: function
-)
 
 
 def unpack(rows: Tensor, plan: Tensor, wide: bool, even: int, D: int) -> Tensor:
@@ -74,9 +70,13 @@ def has_operators(form: Any) -> bool:
     return is_graph() and kind and cpu and not values.requires_grad and _library_there()
 
 
-@_assume_constant
 def _library_there() -> bool:
     return native.available()
+
+
+# torch.compile calls it once and takes the answer as given. The decorator that sets this mark,
+# torch.compiler.assume_constant_result, imports the whole compiler: a second, and 70 MB.
+_library_there._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _layout(form: Any) -> tuple[int, list[int], bool, bool, int]:
