@@ -60,7 +60,8 @@ class Report:
 
 
 def peers(table: Any, codes: Any, values: Any) -> dict[str, Callable[[Any], Any]]:
-    """Other compressed lookups that are installed here: torch's int8 embedding, faiss's decoder."""
+    """Other compressed lookups that are installed here: torch's int8 embedding, faiss's decoder,
+    bitsandbytes' embeddings."""
     import torch
 
     found: dict[str, Callable[[Any], Any]] = {}
@@ -71,6 +72,13 @@ def peers(table: Any, codes: Any, values: Any) -> dict[str, Callable[[Any], Any]
             packed, ids, offsets[: ids.numel()], False, 0, False, None, None, False
         )
     )
+    with contextlib.suppress(ImportError):
+        import bitsandbytes
+
+        for kind in ("Embedding8bit", "EmbeddingNF4"):
+            layer = getattr(bitsandbytes.nn, kind)(*table.shape)
+            layer.load_state_dict({"weight": table}, strict=False)
+            found[f"bitsandbytes {kind}"] = layer.to("cpu")  # this is when it quantises
     try:
         import faiss
     except ImportError:
