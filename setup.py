@@ -84,6 +84,7 @@ setup(
     extras_require={
         "plots": ["matplotlib"],
         "transformers": ["transformers>=5"],
+        "triton": ["triton"],
         "dev": [
             "matplotlib",
             "mypy",

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from datetime import date
@@ -57,6 +58,26 @@ def interleaved(
 def ratio(times: dict[str, list[float]], side: str, base: str) -> float:
     """Median over median."""
     return statistics.median(times[side]) / statistics.median(times[base])
+
+
+def peak_memory(code: str, arguments: list[str], **environment: str) -> tuple[str, int]:
+    """Run Python code in a process of its own: what it prints, and its peak memory in bytes.
+
+    The allocator is the usual one. VmHWM counts, because a child's ru_maxrss begins with the peak
+    of the process that started it.
+    """
+    report = "import sys; text = open('/proc/self/status').read(); "
+    report += "print(text.split('VmHWM:')[1].split()[0], file=sys.stderr)"
+    usual = {name: value for name, value in os.environ.items() if "MALLOC_" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}", *arguments],
+        env={**usual, **environment},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout, int(done.stderr.split()[-1]) * 1024
 
 
 def show(title: str, header: list[str], rows: list[list[str]]) -> None:

@@ -60,7 +60,8 @@ class Report:
 
 
 def peers(table: Any, codes: Any, values: Any) -> dict[str, Callable[[Any], Any]]:
-    """Other compressed lookups that are installed here: torch's int8 embedding, faiss's decoder."""
+    """Other compressed lookups that are installed here: torch's int8 embedding, faiss's decoder,
+    bitsandbytes' embeddings."""
     import torch
 
     found: dict[str, Callable[[Any], Any]] = {}
@@ -71,6 +72,13 @@ def peers(table: Any, codes: Any, values: Any) -> dict[str, Callable[[Any], Any]
             packed, ids, offsets[: ids.numel()], False, 0, False, None, None, False
         )
     )
+    with contextlib.suppress(ImportError):
+        import bitsandbytes
+
+        for kind in ("Embedding8bit", "EmbeddingNF4"):
+            layer = getattr(bitsandbytes.nn, kind)(*table.shape)
+            layer.load_state_dict({"weight": table}, strict=False)
+            found[f"bitsandbytes {kind}"] = layer.to("cpu")  # this is when it quantises
     try:
         import faiss
     except ImportError:
@@ -167,7 +175,7 @@ def logits(report: Report, rounds: int, threads: int) -> None:
     import torch
 
     from fairseq_dpq import CodesLinear, CompactEmbedding
-    from fairseq_dpq.output import _by_partial_sums
+    from fairseq_dpq.output import by_partial_sums
 
     n = 32_000
     for batch, limit in LOGITS.items():
@@ -187,7 +195,7 @@ def logits(report: Report, rounds: int, threads: int) -> None:
                 output = CodesLinear(form)
                 sides[name] = lambda i, layer=output, h=h: layer(h)
                 if not packed:
-                    sides[f"D = {D}, PyTorch"] = lambda i, f=form, h=h: _by_partial_sums(f, h)
+                    sides[f"D = {D}, PyTorch"] = lambda i, f=form, h=h: by_partial_sums(f, h)
         times = timed(sides, max(10, rounds // 4), threads)
         title = f"Logits of {batch} row(s), n = {n:,}, d = {D_MODEL}, K = {K}, {threads} thread(s)"
         report.table(title, times, "dense product", limits)

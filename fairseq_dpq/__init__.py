@@ -4,6 +4,7 @@ The layer needs torch alone and does not import fairseq. The plugin registers it
 imports `--user-dir fairseq_dpq`, or when the program itself imports fairseq, before or after.
 """
 
+from fairseq_dpq import operators  # noqa: F401, registers them with torch
 from fairseq_dpq.any_model.compress import compact, compress
 from fairseq_dpq.any_model.report import Report
 from fairseq_dpq.any_model.saving import SavedModelError, load_compact, save_compact

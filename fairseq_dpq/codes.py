@@ -86,6 +86,8 @@ def evaluation_codes(query: Tensor, keys: Tensor, distance: Dot, stats: Stats | 
     D = query.shape[1]
     normalization = () if stats is None else (stats.mean, stats.scale())
     found = native.codes(query, keys, distance.name, *normalization)
+    if query.is_cuda:
+        found = native.gpu_codes(query, keys, distance, *normalization)
     if found is not None:
         return found
     query, keys = query.float(), keys.float()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 from typing import Any
 
+import torch
 from torch import Tensor
+
+_LARGE = 1 << 22  # bytes from which large pages are asked for
 
 
 def memory_of(tensor: Tensor) -> Any:
@@ -17,6 +22,23 @@ def memory_of(tensor: Tensor) -> Any:
         raise ValueError("only a contiguous tensor in main memory can be read as bytes")
     size = tensor.numel() * tensor.element_size()
     return (ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else b""
+
+
+def large_zeros(rows: int, columns: int, dtype: torch.dtype, device: Any) -> Tensor:
+    """Zeros (rows, columns) for a table whose rows are read in any order.
+
+    The system is asked for large pages. With pages of 4 KB, nearly each row of a million would have
+    to wait for the address of its page. Memory is taken as it is written.
+    """
+    probe = torch.empty(0, dtype=dtype, device=device)
+    size = rows * columns * probe.element_size()
+    plain = type(probe) is Tensor and probe.device.type == "cpu"
+    if size < _LARGE or not plain or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(rows, columns, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(rows, columns)
 
 
 class HeldTable:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_dpq.forms.lookup import unpack
+from fairseq_dpq.forms.lookup import logits_in_graph, unpack
 from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.tracing import is_exporting
+from fairseq_dpq.tracing import is_exporting, is_tracing
 
 _ROWS = 1 << 12  # table rows whose codes are widened at once
 
@@ -50,12 +50,15 @@ def codes_logits(table: CompactEmbedding, h: Tensor) -> Tensor:
     """h (..., d) times the transposed table, (..., n), in h's dtype."""
     if h.shape[-1] != table.embedding_dim:
         raise ValueError(f"h has {h.shape[-1]} numbers a row, the table {table.embedding_dim}")
-    known = table.native_table()
-    found = None if known is None else known.logits(h)
-    return found if found is not None else _by_partial_sums(table, h)
+    if is_tracing():
+        found = logits_in_graph(table, h)
+    else:
+        known = table.native_table()
+        found = None if known is None else known.logits(h)
+    return found if found is not None else by_partial_sums(table, h)
 
 
-def _by_partial_sums(table: CompactEmbedding, h: Tensor) -> Tensor:
+def by_partial_sums(table: CompactEmbedding, h: Tensor) -> Tensor:
     """The same in PyTorch, with gradients."""
     D, sizes, shared = table.D, table.sizes, table.share_subspaces
     size = table.embedding_dim // D

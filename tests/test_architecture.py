@@ -56,7 +56,6 @@ TESTED_BY = {
     "methods.base": "test_quantizer.py",
     "native.build": "native/test_native.py",
     "native.functions": "native/test_native.py",
-    "native.library": "native/test_native.py",
     "native.table": "native/test_native.py",
     "optim.lazy_adam": "test_text_classification.py",
     "optim.quadratic_warmup": "test_schedules.py",

@@ -69,6 +69,12 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
             error = (out - F.embedding(tokens, self.query).float()).pow(2).sum()
             self.penalties.note(Penalty(error, error, out.numel()))
 
+    @property
+    def weight(self) -> Tensor:
+        """The table for a tied output layer."""
+        table = super().weight
+        return table if is_tracing() else as_of_full_model(table)
+
     def make_generation_fast_(self, **kwargs: Any) -> None:
         # fairseq calls this before its own eval(), which keeps the codes.
         self._log_evaluation = False
@@ -142,12 +148,12 @@ class _FairseqForm(_LoadsInFairseq):
         if isinstance(form, CompactEmbedding) and logits_from_codes():
             return CodesWeight(form)
         if not self._keeps_dense:
-            return form.dense()
+            return as_of_full_model(form.dense())
         if self._dense is None:
             # Not an inference tensor, which could not be used once that mode is over.
             with torch.inference_mode(False), torch.no_grad():
                 self._dense = form.dense()
-        return self._dense
+        return as_of_full_model(self._dense)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self._dense = None
@@ -178,6 +184,23 @@ class _FairseqForm(_LoadsInFairseq):
                     "checkpoints first, then compact the average"
                 )
         super().upgrade_state_dict_named(state_dict, name)
+
+
+def as_of_full_model(table: Tensor) -> Tensor:
+    """The table, marked as the weight of a full model is: it requires a gradient.
+
+    torch.matmul asks for that mark. Without it, the product with a decoder's output, whose rows are
+    not in order, becomes one product per hypothesis, and each of them reads the whole table.
+    """
+    if torch.is_grad_enabled() or table.requires_grad or not _can_be_marked(table):
+        return table
+    return table.detach().requires_grad_()
+
+
+def _can_be_marked(table: Tensor) -> bool:
+    return table.is_floating_point() and (
+        torch.is_inference_mode_enabled() or not table.is_inference()
+    )
 
 
 def logits_from_codes() -> bool:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_dpq import native
 from fairseq_dpq.codes import code_usage
 from fairseq_dpq.forms.base import (
     CRC_BITS,
@@ -21,7 +20,7 @@ from fairseq_dpq.forms.base import (
     wrong_shape,
 )
 from fairseq_dpq.forms.few_ids import FewIds
-from fairseq_dpq.forms.lookup import take_rows, unpack
+from fairseq_dpq.forms.lookup import lookup_in_graph, prepare, take_rows, unpack
 from fairseq_dpq.forms.packing import (
     check_range,
     code_bits,
@@ -37,6 +36,7 @@ from fairseq_dpq.forms.product_layout import product_layout, stored_sizes
 from fairseq_dpq.forms.quantization import product_quantize
 from fairseq_dpq.forms.shrinking import drop_unused
 from fairseq_dpq.kmeans import ITERATIONS
+from fairseq_dpq.memory import large_zeros
 from fairseq_dpq.sizes import MAX_K, division_problem
 from fairseq_dpq.tracing import is_tracing
 
@@ -69,7 +69,7 @@ class CompactEmbedding(Form):
         values: Tensor
         offsets: Tensor
         plan: Tensor
-        _fast: native.Table | FewIds | None
+        _fast: Any
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class CompactEmbedding(Form):
         kind = torch.uint8 if self.packed else code_dtype(max(sizes))
         # A last row of zeros is what padding points at. It is not saved.
         rows = self.value_rows + (0 if self.padding_idx is None else 1)
-        codes = torch.zeros(self.num_embeddings, width, dtype=kind, device=device)
+        codes = large_zeros(self.num_embeddings, width, kind, device)
         values = torch.zeros(rows, self.embedding_dim // self.D, dtype=dtype, device=device)
         offsets = [0, *itertools.accumulate([0 if self.share_subspaces else x for x in sizes[:-1]])]
         self.register_buffer("codes", codes)
@@ -243,8 +243,11 @@ class CompactEmbedding(Form):
 
     def forward(self, indices: Tensor) -> Tensor:
         if not torch.jit.is_scripting():
-            fast = None if is_tracing() else self._prepared()
-            found = None if fast is None else fast.lookup(indices)
+            if is_tracing():
+                found = lookup_in_graph(self, indices)
+            else:
+                fast = self._prepared()
+                found = None if fast is None else fast.lookup(indices)
             if found is not None:
                 return found
         flat = indices.reshape(-1)
@@ -258,28 +261,21 @@ class CompactEmbedding(Form):
         out = take_rows(self.values, rows.reshape(-1))
         return out.view(indices.shape + (self.embedding_dim,))  # noqa: RUF005, TorchScript knows no *
 
-    def _prepared(self) -> native.Table | FewIds | None:
+    def _prepared(self) -> Any:
         """What looks rows up for these buffers; not to be used while torch is tracing."""
         codes, values = self._buffers["codes"], self._buffers["values"]
         known = self._fast
         if known is None or not known.serves(codes, values, self.padding_idx):
             try:
-                known = self._fast = self._prepare()
+                known = self._fast = prepare(self)
             except RuntimeError:  # tensors without memory of their own, as under vmap
                 return None
         return known
 
-    def _prepare(self) -> native.Table | FewIds:
-        codes, values, pad = self.codes, self.values, self.padding_idx
-        shape = {"shared": self.share_subspaces, "packed": self.packed}
-        return native.table(codes, values, self.sizes, padding_idx=pad, **shape) or FewIds(
-            codes, values, self.offsets, self.bits, self.packed, pad
-        )
-
-    def native_table(self) -> native.Table | None:
-        """This table as the native library takes it, or None where PyTorch must serve."""
+    def native_table(self) -> Any:
+        """This table as the native library or Triton takes it, or None where PyTorch must serve."""
         found = None if is_tracing() else self._prepared()
-        return found if isinstance(found, native.Table) else None
+        return None if isinstance(found, FewIds) else found
 
     def unpacked_codes(self) -> Tensor:
         """Codes (n, D) in one or two bytes each."""

@@ -1,14 +1,24 @@
 """The native library: lookup, logits, codes and packing in C, with PyTorch as the reference."""
 
-from fairseq_dpq.native.functions import codes, pack, softmax_gradients, takes_gradients, unpack
-from fairseq_dpq.native.library import describe, load
-from fairseq_dpq.native.table import Table, table
+from fairseq_dpq.native import library
+from fairseq_dpq.native.functions import (
+    codes,
+    gpu_codes,
+    pack,
+    softmax_gradients,
+    takes_gradients,
+    unpack,
+)
+from fairseq_dpq.native.library import describe
+from fairseq_dpq.native.table import VALUE_TYPES, Table, table
 
 __all__ = [
+    "VALUE_TYPES",
     "Table",
     "available",
     "codes",
     "describe",
+    "gpu_codes",
     "pack",
     "softmax_gradients",
     "table",
@@ -19,4 +29,4 @@ __all__ = [
 
 def available() -> bool:
     """Whether the native library is built, loads and is not turned off."""
-    return load() is not None
+    return library.load() is not None

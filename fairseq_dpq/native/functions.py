@@ -117,6 +117,21 @@ def softmax_gradients(
     return out  # type: ignore[return-value]
 
 
+def gpu_codes(
+    query: Tensor,
+    keys: Tensor,
+    distance: Any,
+    mean: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> Tensor | None:
+    """`codes` by Triton, of queries on a GPU; None where PyTorch must serve."""
+    kernels = library.gpu(query.device) if query.is_cuda and not is_tracing() else None
+    if kernels is None:
+        return None
+    query, keys = distance.ordered_rows(query.float()), distance.ordered_rows(keys.float())
+    return kernels.codes(query, keys, distance.name == "euclidean", mean, scale)
+
+
 def pack(codes: Tensor, bits: Sequence[int], row_bytes: int) -> Tensor | None:
     """Codes (n, D) as bits (n, row_bytes)."""
     lib = _serves(codes)

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import logging
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,21 @@ def load() -> Any:
         )
         return None
     return library
+
+
+@functools.lru_cache(maxsize=None)
+def gpu(device: Any) -> Any:
+    """The Triton kernels (gpu.py) for a device, or None: without triton, or where it fails."""
+    if os.environ.get("FAIRSEQ_DPQ_NATIVE", "1") == "0" or find_spec("triton") is None:
+        return None
+    try:
+        from fairseq_dpq.native import gpu as kernels
+
+        kernels.check(device)
+    except Exception as error:  # of drivers, compilers and Triton: whatever it is, PyTorch serves
+        logger.info(f"Triton kernels do not run on {device}, PyTorch is used: {error}")
+        return None
+    return kernels
 
 
 def describe() -> str:

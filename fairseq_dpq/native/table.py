@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Sequence
+import functools
+from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +13,10 @@ from fairseq_dpq.memory import HeldTable
 from fairseq_dpq.native import library
 from fairseq_dpq.tracing import is_tracing
 
-_VALUE_TYPE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+if TYPE_CHECKING:
+    from fairseq_dpq.native.gpu import GpuTable
+
+VALUE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _CODE_BYTES = {torch.uint8: 1, torch.int16: 2}
 _INT64, _INT32 = torch.int64, torch.int32
 _SMALL = 128  # indices for which the number of threads is not even asked: one does
@@ -42,19 +46,15 @@ class Table(HeldTable):
         lib = library.load()
         assert lib is not None
         D, size = len(sizes), values.shape[1]
-        first = [0] * D
-        for j in range(1, D):
-            first[j] = 0 if shared else first[j - 1] + sizes[j - 1]
         # Arrays that the C struct points at live as long as this object.
-        self._first = (ctypes.c_int64 * D)(*first)
-        self._last = (ctypes.c_uint16 * D)(*[s - 1 for s in sizes])
-        self._bits = (ctypes.c_uint8 * D)(*[(s - 1).bit_length() for s in sizes])
+        self._groups = _groups(tuple(sizes), shared)
+        first, last, bits = self._groups
         self._struct = library.TableStruct(
             codes=codes.data_ptr(),
             values=values.data_ptr(),
-            first=ctypes.addressof(self._first),
-            last=ctypes.addressof(self._last),
-            bits=ctypes.addressof(self._bits),
+            first=ctypes.addressof(first),
+            last=ctypes.addressof(last),
+            bits=ctypes.addressof(bits),
             n=codes.shape[0],
             D=D,
             row_bytes=codes.shape[1] * codes.element_size(),
@@ -62,7 +62,7 @@ class Table(HeldTable):
             size=size,
             padding=-1 if padding_idx is None else padding_idx,
             code_bytes=0 if packed else _CODE_BYTES[codes.dtype],
-            value_type=_VALUE_TYPE[values.dtype],
+            value_type=VALUE_TYPES[values.dtype],
         )
         self._address = ctypes.addressof(self._struct)
         if lib.dpq_prepare(self._address):
@@ -98,7 +98,7 @@ class Table(HeldTable):
 
     def logits(self, h: Tensor) -> Tensor | None:
         """h (..., d) times the transposed table: (..., n), in h's dtype, summed in float32."""
-        if h.dtype not in _VALUE_TYPE or h.shape[-1] != self.d:
+        if h.dtype not in VALUE_TYPES or h.shape[-1] != self.d:
             return None
         if (
             type(h) not in (Tensor, torch.nn.Parameter)
@@ -131,6 +131,20 @@ class Table(HeldTable):
         )
 
 
+@functools.lru_cache(maxsize=64)
+def _groups(sizes: tuple[int, ...], shared: bool) -> tuple[Any, Any, Any]:
+    """The first value row, the largest code and the bits of each group, as arrays of C."""
+    D = len(sizes)
+    first = [0] * D
+    for j in range(1, D):
+        first[j] = 0 if shared else first[j - 1] + sizes[j - 1]
+    return (
+        (ctypes.c_int64 * D)(*first),
+        (ctypes.c_uint16 * D)(*[s - 1 for s in sizes]),
+        (ctypes.c_uint8 * D)(*[(s - 1).bit_length() for s in sizes]),
+    )
+
+
 def table(
     codes: Tensor,
     values: Tensor,
@@ -139,19 +153,26 @@ def table(
     shared: bool,
     packed: bool,
     padding_idx: int | None,
-) -> Table | None:
-    """A `Table` of these tensors, or None where the library is missing or cannot serve them."""
-    if library.load() is None or is_tracing():
+) -> Table | GpuTable | None:
+    """A table of these tensors, in main memory or on a GPU, or None where neither the library nor
+    Triton can serve them."""
+    if is_tracing() or type(codes) is not Tensor or type(values) is not Tensor:
         return None
-    if not (codes.is_cpu and values.is_cpu and codes.is_contiguous() and values.is_contiguous()):
+    if codes.device != values.device or not (codes.is_contiguous() and values.is_contiguous()):
         return None
-    if type(codes) is not Tensor or type(values) is not Tensor:
-        return None
-    if values.dtype not in _VALUE_TYPE or max(sizes) - 1 > _LARGEST_CODE or not values.numel():
+    if values.dtype not in VALUE_TYPES or max(sizes) - 1 > _LARGEST_CODE or not values.numel():
         return None
     if codes.dtype not in _CODE_BYTES or (packed and codes.dtype is not torch.uint8):
         return None
-    return Table(codes, values, sizes, shared=shared, packed=packed, padding_idx=padding_idx)
+    cls: Any = None
+    if codes.is_cpu:
+        cls = Table if library.load() is not None else None
+    elif codes.is_cuda:
+        kernels = library.gpu(codes.device)
+        cls = None if kernels is None else kernels.GpuTable
+    if cls is None:
+        return None
+    return cls(codes, values, sizes, shared=shared, packed=packed, padding_idx=padding_idx)
 
 
 def aligned(tensor: Tensor) -> Tensor:

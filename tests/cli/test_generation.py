@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_dpq.cli import compact
 from fairseq_dpq.config import DPQConfigError
@@ -144,6 +145,38 @@ def test_after_inference_mode_and_in_torchscript(small) -> None:
         scripted = torch.jit.script(model)
         # TorchScript fuses other operations of the stock model, with roundings of its own.
         torch.testing.assert_close(scripted(TOKENS, LENGTHS, TOKENS)[0], scores)
+
+
+class Products(TorchDispatchMode):
+    """Counts the matrix products with a table of so many rows."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n, self.names = n, []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if "mm" in func.__name__ and out.shape[-1] == self.n:
+            self.names.append(func.__name__.split(".")[0])
+        return out
+
+
+def test_one_product_with_the_table_for_all_hypotheses(small) -> None:
+    training = small.with_name("checkpoint_last.pt")
+    for path, prepared in ((small, False), (small, True), (training, False), (training, True)):
+        model = _model(path).eval()
+        if prepared:
+            model.make_generation_fast_()
+        table, output = model.decoder.embed_tokens, model.decoder.output_projection
+        h = torch.randn(1, 5, 32).transpose(0, 1)  # as a decoder returns it
+        with torch.no_grad(), Products(table.num_embeddings) as products:
+            found = output(h)
+        assert products.names == ["mm"]
+        with torch.no_grad():
+            assert torch.equal(found, F.linear(h, torch.nn.Parameter(output.weight)))
+            assert output.weight.requires_grad
+        if path == small:
+            assert not output.weight.requires_grad  # no gradient of a table that is not trained
 
 
 def test_logits_from_codes_without_a_dense_table(small, monkeypatch) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Iterator
 
 import pytest
 import torch
+
+# Triton reads it when it is imported. With TRITON_INTERPRET=0 its kernels are tested on a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture
