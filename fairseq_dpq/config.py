@@ -37,7 +37,7 @@ class DPQConfig:
         "sx: softmax-based, separate keys and values; vq: centroid-based, keys are the values; "
         "low_rank: no codes, a narrow table times a matrix (--dpq-rank); random_codes: codes drawn "
         "once and kept, values trained; kd_codes: free logits, mean of code vectors, linear map "
-        "(Chen et al., 2018); fixed_codes: the same with the codes of a file (Shu and Nakayama, 2018)",
+        "(Chen et al., 2018); fixed_codes: that with the codes of a file (Shu and Nakayama, 2018)",
         choices=tuple(METHODS),
     )
     distance: str | None = _option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
 
 import torch
 from torch import Tensor
@@ -93,11 +93,12 @@ class AdditiveEmbedding(Form):
         cls,
         codes: Tensor,
         values: Tensor,
-        matrix: Tensor | None,
+        matrix: Tensor,
         bias: Tensor,
         padding_idx: int | None = None,
     ) -> AdditiveEmbedding:
-        """From unpacked codes (n, D), code vectors (D, K, width), A and b, which are copied."""
+        """From unpacked codes (n, D), code vectors (D, K, width), A (width, d) or an empty tensor,
+        and b (d,), which are copied."""
         D, K, width = values.shape
         module = cls(
             codes.shape[0],
@@ -105,15 +106,14 @@ class AdditiveEmbedding(Form):
             padding_idx,
             K=K,
             D=D,
-            width=0 if matrix is None else width,
+            width=width if matrix.numel() else 0,
             dtype=values.dtype,
             device=values.device,
         )
         module.codes.copy_(pack_codes(codes, [code_bits(K)] * D))
         module.values.copy_(values.reshape(D * K, width))
         module.bias.copy_(bias)
-        if matrix is not None:
-            module.matrix.copy_(matrix)
+        module.matrix.copy_(matrix)
         return module
 
     @classmethod
@@ -135,7 +135,8 @@ class AdditiveEmbedding(Form):
             real[padding_idx] = False
         codes, values = learn_codes(table, K, D, real, steps, seed, progress)
         codes[~real] = 0
-        return cls.from_codes(codes, values, None, values.new_zeros(table.shape[1]), padding_idx)
+        bias = values.new_zeros(table.shape[1])
+        return cls.from_codes(codes, values, values.new_zeros(0, 0), bias, padding_idx)
 
     @classmethod
     def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
@@ -194,7 +195,7 @@ class AdditiveEmbedding(Form):
         flat = indices.reshape(-1)
         codes = unpack(self.codes.index_select(0, flat), self.plan, self.wide, self.even, self.D)
         out = add_vectors(self.values, codes)
-        out = transform(out, self.matrix if self.width else None, self.bias)
+        out = transform(out, self.matrix, self.bias)
         if self.padding_idx is not None:
             out = out.masked_fill((flat == self.padding_idx).unsqueeze(-1), 0.0)
         return out.to(self.values.dtype).view(indices.shape + (self.embedding_dim,))  # noqa: RUF005
@@ -269,9 +270,9 @@ def add_vectors(values: Tensor, codes: Tensor) -> Tensor:
     return total
 
 
-def transform(rows: Tensor, matrix: Optional[Tensor], bias: Tensor) -> Tensor:
-    """rows A + b. In float64, where rounding that depends on the shape of the batch is too small
-    to be seen in the float32 result."""
-    if matrix is None:
+def transform(rows: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
+    """rows A + b, or rows + b where A is empty. In float64, where rounding that depends on the
+    shape of the batch is too small to be seen in the float32 result."""
+    if matrix.numel() == 0:
         return rows + bias.float()
     return (rows.double() @ matrix.double() + bias.double()).float()

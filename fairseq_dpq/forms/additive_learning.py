@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-STEPS = 4000
+STEPS = 2000
 _BATCH = 128
-_RATE = 1e-3
+_RATE = 1e-2
 _START = 0.01  # all weights are drawn uniformly from within this range
 _CLIP = 1.0
 _ROWS = 1 << 13
@@ -35,7 +35,7 @@ def learn_codes(
     """Codes (n, D) and code vectors (D, K, d) of a table (n, d); `real` (n,) leaves padding out."""
     generator = torch.Generator().manual_seed(seed)
     rows = real.nonzero().squeeze(1)
-    n, d = table.shape
+    d = table.shape[1]
     hidden = max(1, D * K // 2)
     shapes = {"W1": (d, hidden), "b1": (hidden,), "W2": (hidden, D * K), "b2": (D * K,)}
     shapes["vectors"] = (D * K, d)

@@ -81,15 +81,15 @@ class AdditiveMethod(Method):
         scale, shift = (book.tensors[f"outer_{name}"].float() for name in ("scale", "shift"))
         return x * scale + shift, moments
 
-    def folded(self, book: Codebook, c: Options) -> tuple[Tensor, Tensor | None, Tensor]:
+    def folded(self, book: Codebook, c: Options) -> tuple[Tensor, Tensor, Tensor]:
         """Code vectors (D, K, width), A and b: a row in evaluation is the sum of its vectors, times
-        A, plus b. Without a map the vectors have their factor already."""
+        A, plus b. Without a map the vectors have their factor already, and A is empty."""
         outer = running(book, "outer").clone()
         scale = book.tensors["outer_scale"].float() * outer.scale()[0]
         shift, mean = book.tensors["outer_shift"].float(), outer.mean[0]
         values = book.values.float()
         if "matrix" not in book.tensors:
-            return values * (scale / c.D), None, shift - mean * scale
+            return values * (scale / c.D), values.new_zeros(0, 0), shift - mean * scale
         inner = running(book, "inner").clone()
         matrix = book.tensors["matrix"].float()
         A = (inner.scale()[0] / c.D).unsqueeze(1) * matrix * scale
@@ -107,7 +107,7 @@ class AdditiveMethod(Method):
             sums = add_vectors(flat(values), codes)
         return transform(sums, matrix, bias)
 
-    # Starts and sizes -------------------------------------------------------------------------------
+    # Starts and sizes ---------------------------------------------------------------------------
 
     def fit(self, book: Codebook, c: Options, table: Tensor, codes: Tensor) -> None:
         """Set all but the codes so that rows with these codes come near a table."""
@@ -151,10 +151,8 @@ class AdditiveMethod(Method):
         assert codes is not None
         kind = dtype or book.values.dtype
         values, matrix, bias = self.folded(book, c)
-        stored = None if matrix is None else matrix.to(kind)
-        return AdditiveEmbedding.from_codes(
-            codes, values.to(kind), stored, bias.to(kind), padding_idx
-        )
+        parts = (part.to(kind) for part in (values, matrix, bias))
+        return AdditiveEmbedding.from_codes(codes, *parts, padding_idx)
 
     def describe(self, c: Options) -> str:
         width = f" width {c.code_width}" if c.code_width else ""

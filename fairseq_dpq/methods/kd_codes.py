@@ -80,7 +80,7 @@ class KDCodes(AdditiveMethod):
     def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
         logits = rows.float().view(-1, c.D, c.K)
         stats = None
-        if len(logits) * c.D < 2:
+        if len(logits) < 2:
             response = self._running_response(rows, book, c)
         else:
             normed, stats = batch_normalize(logits, True)
