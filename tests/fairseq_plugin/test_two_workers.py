@@ -80,7 +80,9 @@ def test_two_workers_equal_one_with_update_freq_2(corpus, tmp_path, dpq, backend
     loss = [fsq.logged(text, r"train_inner \| .*? loss") for text in (two, one)]
     assert len(loss[0]) == len(loss[1]) == 4
     torch.testing.assert_close(*map(torch.tensor, loss), rtol=0, atol=2e-3)
-    updates = [key for key in single if key.startswith("encoder.embed_tokens") and "_updates" in key]
+    updates = [
+        key for key in single if key.startswith("encoder.embed_tokens") and "_updates" in key
+    ]
     assert [single[key].item() for key in updates] == [4] * len(updates)
     assert bool(updates) == ("random_codes" not in dpq)
 

@@ -152,7 +152,7 @@ def test_fixed_codes_stay_and_logits_move() -> None:
         train_a_little(layer)
     assert torch.equal(fixed.query, before[0]) and not fixed.query.requires_grad
     assert (free.query != before[1]).float().mean() > 0.9
-    assert 0 <= int(fixed.query.min()) and int(fixed.query.max()) == K - 1
+    assert int(fixed.query.min()) >= 0 and int(fixed.query.max()) == K - 1
 
 
 def test_distillation_adds_the_mean_squared_distance() -> None:

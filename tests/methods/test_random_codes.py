@@ -44,7 +44,7 @@ def test_codes_are_uniform_and_follow_the_seed() -> None:
     layer = make()
     assert torch.equal(layer.query, make().query) and not torch.equal(layer.query, make(1).query)
     counts = np.bincount(layer.codes()[2:].numpy().ravel(), minlength=K) / ((N - 2) * D)
-    assert counts.shape == (K,) and 0.12 < counts.min() and counts.max() < 0.28
+    assert counts.shape == (K,) and counts.min() > 0.12 and counts.max() < 0.28
     layer.half()  # averaging and half precision keep them
     assert torch.equal(layer.codes(), make().codes())
 
@@ -59,7 +59,7 @@ def test_start_from_a_table_takes_means() -> None:
 
 
 def test_options_of_other_methods_are_refused() -> None:
-    with pytest.raises(DPQConfigError, match="tau=1.0 has no effect with method='random_codes'"):
+    with pytest.raises(DPQConfigError, match=r"tau=1\.0 has no effect with method='random_codes'"):
         make(tau=1.0)
     with pytest.raises(DPQConfigError, match="D=3 does not divide"):
         DPQEmbedding(N, DIM, method="random_codes", K=4, D=3)
