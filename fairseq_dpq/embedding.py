@@ -149,9 +149,8 @@ class DPQEmbedding(nn.Module):
 
     def codebook(self, tokens: Tensor | None = None) -> Codebook:
         """The tensors that codes come from; `tokens` are those of a batch."""
-        keys = self.keys if "keys" in self._parameters else self.values
-        stats = ResponseStatistics.running(self._state())
-        own: Any = {**self._parameters, **self._buffers}
+        own = {**dict(self.named_parameters()), **self._state()}
+        stats, keys = ResponseStatistics.running(own), own.get("keys", self.values)
         return Codebook(self.query, keys, self.values, stats, own, tokens)
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -19,7 +18,7 @@ from fairseq_dpq.forms.additive_codes import AdditiveEmbedding, add_vectors, tra
 from fairseq_dpq.forms.additive_learning import fit_vectors
 from fairseq_dpq.forms.low_rank import factorize
 from fairseq_dpq.methods.base import Method, Need, Options, Say
-from fairseq_dpq.normalization import EPS, Stats, batch_statistics
+from fairseq_dpq.normalization import Stats, batch_normalize
 from fairseq_dpq.statistics import RunningStatistics, Shapes, Tracker
 
 _ROWS = 1 << 13
@@ -62,9 +61,9 @@ class AdditiveMethod(Method):
         rows = add_vectors(flat(book.values), codes) / codes.shape[1]
         for name in ("inner", "outer") if "matrix" in book.tensors else ("outer",):
             stats = running(book, name)
-            now = batch_statistics(rows.unsqueeze(1), False)
-            stats.mean.copy_(now.mean)
-            stats.var.copy_(now.var)
+            var, mean = torch.var_mean(rows, 0, unbiased=False, keepdim=True)
+            stats.mean.copy_(mean)
+            stats.var.copy_(var)
             if name == "inner":
                 rows = (rows - stats.mean) * stats.scale() @ book.tensors["matrix"].float()
 
@@ -150,9 +149,8 @@ class AdditiveMethod(Method):
     ) -> AdditiveEmbedding:
         assert codes is not None
         kind = dtype or book.values.dtype
-        values, matrix, bias = self.folded(book, c)
-        parts = (part.to(kind) for part in (values, matrix, bias))
-        return AdditiveEmbedding.from_codes(codes, *parts, padding_idx)
+        values, matrix, bias = (part.to(kind) for part in self.folded(book, c))
+        return AdditiveEmbedding.from_codes(codes, values, matrix, bias, padding_idx)
 
     def describe(self, c: Options) -> str:
         width = f" width {c.code_width}" if c.code_width else ""
@@ -179,8 +177,8 @@ def normalized(x: Tensor, name: str, book: Codebook, moments: Moments) -> Tensor
     if len(x) < 2:
         stats = running(book, name).clone()
         return (x - stats.mean) * stats.scale()
-    moments[name] = batch_statistics(x.detach().unsqueeze(1), False)
-    return F.batch_norm(x, None, None, training=True, eps=EPS)
+    out, moments[name] = batch_normalize(x.unsqueeze(1), False)
+    return out.squeeze(1)
 
 
 def added(response: Tensor | None, values: Tensor, codes: Tensor) -> Tensor:

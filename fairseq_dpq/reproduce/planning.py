@@ -123,8 +123,8 @@ def _steps(
     codes = full.with_name("codes.safetensors")
     if row.quantize:
         small = folder / "compact.pt"
-        flags = row.quantize.replace("@half", str(HALF.get(item.recipe, "")))
-        words = ["fairseq-dpq-quantize", str(full), str(small), *flags.split()]
+        stored_as = row.quantize.replace("@half", str(HALF.get(item.recipe, "")))
+        words = ["fairseq-dpq-quantize", str(full), str(small), *stored_as.split()]
         steps = [Step([*words, "--force", "--json"], folder / "compact.json", small)]
         return [*steps, _score(item, small, score)]
     steps = []

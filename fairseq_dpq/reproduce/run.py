@@ -30,8 +30,8 @@ def get_parser() -> argparse.ArgumentParser:
     """The options of scripts/reproduce.sh."""
     parser = argparse.ArgumentParser(
         prog="scripts/reproduce.sh",
-        description="Make a table of the paper: train, compact and score the rows that are missing, "
-        "and write them beside the paper's figures.",
+        description="Make a table of the paper: train, compact and score the rows that are "
+        "missing, and write them beside the paper's figures.",
         epilog="Flags after -- go to every training, e.g. -- --max-epoch 1. DATA and PYTHON are "
         "passed on to scripts/train.sh.",
     )
@@ -105,8 +105,8 @@ def _check_same(item: Planned) -> None:
     commands = [str(step) for step in item.steps]
     if path.is_file() and json.loads(path.read_text()) != commands:
         raise ReproduceError(
-            f"{item.folder} was made by other commands (commands.json there); use another --out, or "
-            "delete it"
+            f"{item.folder} was made by other commands (commands.json there); use another --out, "
+            "or delete it"
         )
 
 

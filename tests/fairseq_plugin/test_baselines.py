@@ -1,5 +1,5 @@
-"""The baselines through the real commands: train, resume in the middle bit for bit, compact, the same
-perplexity; two workers like one; files that do not fit."""
+"""The baselines through the real commands: train, resume in the middle bit for bit, compact, the
+same perplexity; files that do not fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 TABLE = "decoder.embed_tokens"
 TIED = [*LM, "--share-decoder-input-output-embed"]
 SIZE = "--dpq-K 8 --dpq-D 5 --dpq-code-width 12"
-# The flags of each method, and the parameters that it has beside the code vectors.
 BASELINES = {
     "random": "--dpq-K 8 --dpq-D 4 --dpq-method random_codes",
     "chen18": f"{SIZE} --dpq-method kd_codes",
