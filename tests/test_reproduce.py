@@ -143,3 +143,12 @@ def test_rows_are_run_once_and_resumed_after_a_failure(checkout, capsys) -> None
 
     assert run.main([*argv, "--", "--max-epoch", "1"]) == 2
     assert "o/ptb_small/full was made by other commands" in capsys.readouterr().err
+
+
+def test_a_whole_name_means_that_row_alone() -> None:
+    assert list(commands("T4", "ptb_small/chen18")) == ["ptb_small/chen18"]
+    assert list(commands("T4", "small/chen18")) == [
+        "ptb_small/chen18",
+        "ptb_small/full",
+        "ptb_small/chen18-plus",
+    ]

@@ -72,21 +72,22 @@ def plan(
     score: Sequence[str] = (),
 ) -> list[Planned]:
     """The rows of a table, and before each what it starts from; `more` are further flags of every
-    training, `score` of every evaluation. With `wanted`, only the rows whose name holds one."""
+    training, `score` of every evaluation. With `wanted`, only the rows of these names, or, where a
+    word is no name, all whose names hold it."""
     found: dict[str, Planned] = {}
     listed = []
-    for row in table.rows:
-        if scale == "cpu" and row.recipe not in CPU:
-            continue
-        item = _place(row, table, scale, out)
-        if wanted and not any(word in item.name for word in wanted):
+    places = [_place(row, table, scale, out) for row in table.rows if _runs(row, scale)]
+    names = list(dict.fromkeys(item.name for item in places))
+    chosen = {n for word in wanted for n in names if (n == word if word in names else word in n)}
+    for item in places:
+        row = item.row
+        if wanted and item.name not in chosen:
             continue
         for other in _before(row, table, scale, out):
             found.setdefault(other.name, other)
         found.setdefault(item.name, item)
         listed.append(item.name)
     if not listed:
-        names = [_place(r, table, scale, out).name for r in table.rows if _runs(r, scale)]
         raise ReproduceError(
             f"no row of this table has a name with {' or '.join(wanted)}; it has {', '.join(names)}"
             if wanted

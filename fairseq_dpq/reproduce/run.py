@@ -37,7 +37,11 @@ def get_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("table", metavar="TABLE", help=", ".join(TABLES))
     parser.add_argument(
-        "--rows", metavar="NAME", nargs="+", default=[], help="only rows whose name holds NAME"
+        "--rows",
+        metavar="NAME",
+        nargs="+",
+        default=[],
+        help="only these rows; a part of a name will do",
     )
     parser.add_argument(
         "--scale",
