@@ -21,7 +21,7 @@ MAY_IMPORT_FAIRSEQ = {
     "cli.export",  # the dictionary of a task
     "cli.hydra_train",  # runs fairseq-hydra-train
 }
-TOOLS = ("checkpoints", "cli", "datasets", "demo")
+TOOLS = ("checkpoints", "cli", "datasets", "demo", "reproduce")
 
 # Modules that no test file imports or is named after, and the test file that runs them.
 TESTED_BY = {
@@ -52,6 +52,8 @@ TESTED_BY = {
     "forms.shrinking": "forms/test_product_codes.py",
     "kept_table": "test_embedding.py",
     "methods.base": "test_quantizer.py",
+    "methods.fixed_codes": "methods/test_additive.py",
+    "methods.kd_codes": "methods/test_additive.py",
     "native.build": "native/test_native.py",
     "native.functions": "native/test_native.py",
     "native.library": "native/test_native.py",
@@ -170,8 +172,8 @@ def test_files_are_short() -> None:
 
 def test_methods_are_told_apart_in_their_folder_only() -> None:
     branch = re.compile(r"""method\s*(==|!=|\bin\b)\s*[("']|["'](sx|vq)["']""")
-    # The options have a default method; the demo trains one model of each.
-    homes = {"config", "demo.commands"}
+    # The options have a default method; the demo and the paper's tables have models of each.
+    homes = {"config", "demo.commands", "reproduce.rows"}
     for name, path in MODULES.items():
         if room(name) != "methods" and short(name) not in homes:
             assert not branch.search(path.read_text(encoding="utf-8")), name

@@ -45,6 +45,7 @@ class AdditiveEmbedding(Form):
 
     kind = "additive_codes"
     mark = "codes"
+    computes_rows = True
     packed_tensors = ("codes",)
     options = (
         FormOption("K", "--dpq-K", 32),

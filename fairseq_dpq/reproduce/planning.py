@@ -147,7 +147,7 @@ def _steps(
     words = ["scripts/train.sh", item.recipe, row.method, *flags, *more]
     steps.append(Step(words, folder / "train.log", None, environment, resumes=True))
     best = folder / "checkpoint_best.pt"
-    if row.method == "full" and "--dpq-method" not in row.flags:
+    if row.full:
         return [*steps, _score(item, best, score)]
     small = folder / "compact.pt"
     words = ["fairseq-dpq-compact", str(best), str(small), "--force", "--json"]

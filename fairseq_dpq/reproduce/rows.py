@@ -51,6 +51,11 @@ class Row:
     paper_ratio: float | None = None
     metric: str = ""  # where it is not the table's
 
+    @property
+    def full(self) -> bool:
+        """Whether a full table is trained: there is nothing to compact."""
+        return self.method == "full" and "--dpq-method" not in self.flags
+
 
 @dataclass(frozen=True)
 class Table:

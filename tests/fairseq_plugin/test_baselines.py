@@ -76,6 +76,8 @@ def test_train_resume_compact_score(name: str, lm, made, tmp_path, capsys) -> No
     assert compact.main([str(trained), str(small), "--debug"]) == 0
     assert "verified" in capsys.readouterr().out
     assert perplexity(lm, small) == perplexity(lm, trained)
+    half = ["--values-dtype", "float16"]
+    assert compact.main([str(trained), str(tmp_path / "half.pt"), *half, "--debug"]) == 0
     table = read_record(last(tmp_path / "whole")["cfg"]["model"]).tables[TABLE]
     assert table.tied == ["decoder.output_projection"]
 
