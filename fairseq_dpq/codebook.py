@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Mapping, NamedTuple
 
 from torch import Tensor
 
@@ -18,6 +18,8 @@ class Codebook:
     keys: Tensor  # (G, K, key size); the values themselves where a method has no keys
     values: Tensor  # (G, K, d/D)
     stats: Stats | None = None  # running, of the responses; None without normalisation
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # all of the table, by name
+    tokens: Tensor | None = None  # of the batch, in training
 
     def float(self, copy: bool = False) -> tuple[Tensor, Tensor]:
         """Keys and values in float32, as a forward pass takes them.
@@ -48,3 +50,4 @@ class Step(NamedTuple):
     codes: Tensor | None = None  # (tokens, D)
     stats: Stats | None = None  # of this batch's responses; None if it has too few to tell
     penalty: Penalty | None = None
+    moments: Mapping[str, Stats] = {}  # of layers that the method has behind the codes, by name

@@ -35,7 +35,9 @@ class DPQConfig:
     method: str = _option(
         "sx",
         "sx: softmax-based, separate keys and values; vq: centroid-based, keys are the values; "
-        "low_rank: no codes, a narrow table times a matrix (--dpq-rank)",
+        "low_rank: no codes, a narrow table times a matrix (--dpq-rank); random_codes: codes drawn "
+        "once and kept, values trained; kd_codes: free logits, mean of code vectors, linear map "
+        "(Chen et al., 2018); fixed_codes: that with the codes of a file (Shu and Nakayama, 2018)",
         choices=tuple(METHODS),
     )
     distance: str | None = _option(
@@ -97,6 +99,20 @@ class DPQConfig:
         False, "vq: pass the gradient through the rotation from query to centroid"
     )
     rank: int = _option(0, "low_rank: columns of the narrow table; gives the ratio d / rank")
+    code_width: int = _option(
+        0,
+        "kd_codes, fixed_codes: size of a code vector, which a linear map takes to the embedding "
+        "size (0: the embedding size, no map)",
+    )
+    codes: str | None = _option(
+        None, "fixed_codes: file of fairseq-dpq-export that has the codes of the table"
+    )
+    distill_from: str | None = _option(
+        None, "kd_codes: full checkpoint whose table the embeddings are drawn to"
+    )
+    distill_weight: float = _option(
+        1000.0, "kd_codes: weight of the squared distance from the table of --dpq-distill-from"
+    )
     sparse: bool = _option(
         False,
         "sparse gradient of the query matrix, as nn.Embedding(sparse=True) has it; no flag, "
@@ -153,7 +169,7 @@ class DPQConfig:
         self._refuse_foreign(method, say)
         if "K" in method.options:
             _check_codes(self, need)
-            if embedding_dim is not None:
+            if embedding_dim is not None and method.splits_rows:
                 problem = division_problem(self.D, embedding_dim)
                 if problem:
                     dim = _dim(dim_name, embedding_dim)

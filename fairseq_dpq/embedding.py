@@ -147,10 +147,11 @@ class DPQEmbedding(nn.Module):
 
     # The parts --------------------------------------------------------------------------------
 
-    def codebook(self) -> Codebook:
-        """The tensors that codes come from."""
-        keys = self.keys if "keys" in self._parameters else self.values
-        return Codebook(self.query, keys, self.values, ResponseStatistics.running(self._state()))
+    def codebook(self, tokens: Tensor | None = None) -> Codebook:
+        """The tensors that codes come from; `tokens` are those of a batch."""
+        own = {**dict(self.named_parameters()), **self._state()}
+        stats, keys = ResponseStatistics.running(own), own.get("keys", self.values)
+        return Codebook(self.query, keys, self.values, stats, own, tokens)
 
     @property
     def is_plain(self) -> bool:
@@ -198,7 +199,7 @@ class DPQEmbedding(nn.Module):
             step = self.method.observe(rows, codes, self.codebook(), self.config)
             out = F.embedding(tokens, built.rows)
         else:
-            step = self.method.train(rows, self.codebook(), self.config)
+            step = self.method.train(rows, self.codebook(tokens), self.config)
             out = self._ramped(rows, step.rows)
         if step.penalty is not None:
             self.penalties.add(step.penalty)

@@ -112,22 +112,27 @@ class WarmUp(Tracker):
         return 1.0 if now >= last else max(0.0, (now - first) / (last - first))
 
 
-class ResponseStatistics(Tracker):
-    """Running mean and variance of the responses, by which evaluation normalises them."""
+class RunningStatistics(Tracker):
+    """Running mean and variance of a batch norm, by which evaluation normalises."""
 
-    def __init__(self, groups: int, K: int) -> None:
-        self.shape = (groups, K)
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        self.name, self.shape = name, shape
         self.clear()
 
     def buffers(self) -> Shapes:
-        return {"norm_mean": self.shape, "norm_var": self.shape, "norm_updates": ()}
+        name = self.name
+        return {f"{name}_mean": self.shape, f"{name}_var": self.shape, f"{name}_updates": ()}
+
+    def of(self, step: Step) -> Stats | None:
+        """Those of one batch."""
+        return step.moments.get(self.name)
 
     def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
         if started:  # with the statistics of the whole vocabulary
-            state["norm_updates"].fill_(1)
+            state[f"{self.name}_updates"].fill_(1)
             return
         super().reset(state, book)
-        state["norm_var"].fill_(1)
+        state[f"{self.name}_var"].fill_(1)
 
     def clear(self) -> None:
         self.count = 0
@@ -135,10 +140,11 @@ class ResponseStatistics(Tracker):
         self.square: Tensor | None = None
 
     def collect(self, step: Step, tokens: Tensor, state: Buffers) -> None:
-        if step.stats is None:
+        stats = self.of(step)
+        if stats is None:
             return
         count = tokens.numel()
-        mean, var = step.stats.mean.double(), step.stats.var.double()
+        mean, var = stats.mean.double(), stats.var.double()
         self.count += count
         self.total = _plus(self.total, mean * count)
         self.square = _plus(self.square, (var + mean * mean) * count)
@@ -154,16 +160,26 @@ class ResponseStatistics(Tracker):
         some = count > 0
         mean = total / count.clamp_min(1)
         var = (square / count.clamp_min(1) - mean * mean).clamp_min(0)
-        updates = state["norm_updates"]
+        running_mean, running_var, updates = (state[name] for name in self.buffers())
         updates += some.float().view(())
         # A plain average at first, so that the initial 0 and 1 leave no trace.
         step = (1 / updates.clamp_min(1).double()).clamp_min(_RATE) * some
         if bool(some) and float(updates) == 1:  # exactly, whatever each worker had before
-            state["norm_mean"].copy_(mean)
-            state["norm_var"].copy_(var)
+            running_mean.copy_(mean)
+            running_var.copy_(var)
             return
-        state["norm_mean"].add_((step * (mean - state["norm_mean"])).float())
-        state["norm_var"].add_((step * (var - state["norm_var"])).float())
+        running_mean.add_((step * (mean - running_mean)).float())
+        running_var.add_((step * (var - running_var)).float())
+
+
+class ResponseStatistics(RunningStatistics):
+    """Running mean and variance of the responses."""
+
+    def __init__(self, groups: int, K: int) -> None:
+        super().__init__("norm", (groups, K))
+
+    def of(self, step: Step) -> Stats | None:
+        return step.stats
 
     def codes_were_set(self, state: Buffers, book: Codebook, codes: Tensor) -> None:
         if bool(codes.all()):

@@ -22,7 +22,7 @@ MAY_IMPORT_FAIRSEQ = {
     "cli.classify",  # loads a model with fairseq's own code
     "cli.hydra_train",  # runs fairseq-hydra-train
 }
-TOOLS = ("checkpoints", "cli", "datasets", "demo", "report")
+TOOLS = ("checkpoints", "cli", "datasets", "demo", "report", "reproduce", "sweeps")
 
 # Modules that no test file imports or is named after, and the test file that runs them.
 TESTED_BY = {
@@ -54,6 +54,8 @@ TESTED_BY = {
     "forms.shrinking": "forms/test_product_codes.py",
     "kept_table": "test_embedding.py",
     "methods.base": "test_quantizer.py",
+    "methods.fixed_codes": "methods/test_additive.py",
+    "methods.kd_codes": "methods/test_additive.py",
     "native.build": "native/test_native.py",
     "native.functions": "native/test_native.py",
     "native.table": "native/test_native.py",
@@ -172,8 +174,8 @@ def test_files_are_short() -> None:
 
 def test_methods_are_told_apart_in_their_folder_only() -> None:
     branch = re.compile(r"""method\s*(==|!=|\bin\b)\s*[("']|["'](sx|vq)["']""")
-    # The options have a default method; the demo trains one model of each.
-    homes = {"config", "demo.commands"}
+    # The options have a default method; the demo and the paper's tables have models of each.
+    homes = {"config", "demo.commands", "reproduce.rows"}
     for name, path in MODULES.items():
         if room(name) != "methods" and short(name) not in homes:
             assert not branch.search(path.read_text(encoding="utf-8")), name

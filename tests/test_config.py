@@ -21,7 +21,10 @@ from fairseq_dpq.methods import METHODS
         ({"K": 32769}, "K=32769: must be from 2 to 32768; try 32"),
         ({"K": 8.0}, "K=8.0: must be from 2 to 32768; try 32"),
         ({"K": True}, "K=True: must be from 2 to 32768; try 32"),
-        ({"method": "pq"}, "method='pq': choose one of sx, vq, low_rank"),
+        (
+            {"method": "pq"},
+            "method='pq': choose one of sx, vq, low_rank, random_codes, kd_codes, fixed_codes",
+        ),
         ({"distance": "l1"}, "distance='l1': choose one of dot, euclidean, cosine"),
         (
             {"method": "vq", "distance": "cosine"},
@@ -51,7 +54,7 @@ from fairseq_dpq.methods import METHODS
         (
             {"method": "low_rank", "rank": 4, "share_subspaces": True},
             "share_subspaces=True has no effect with method='low_rank'; use method='sx' or "
-            "method='vq'",
+            "method='vq' or method='random_codes'",
         ),
         (
             {"method": "low_rank"},
@@ -90,8 +93,8 @@ def test_sizes_of_the_table_itself() -> None:
         DPQEmbedding(0, 512)
     with pytest.raises(ValueError, match="D=16 does not divide embedding_dim=0; try a positive"):
         DPQEmbedding(10, 0)
-    with pytest.raises(TypeError, match="codes"):
-        DPQEmbedding(10, 512, codes=3)
+    with pytest.raises(TypeError, match="centroids"):
+        DPQEmbedding(10, 512, centroids=3)
 
 
 def test_what_looks_odd_but_is_right() -> None:

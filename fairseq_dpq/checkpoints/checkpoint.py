@@ -105,7 +105,7 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     shapes = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
     shapes.update(layer.method.shapes(layer.config, n, d))
     for name in shapes:
-        if name == "norm_updates":
+        if not shapes[name]:  # a counter of training
             continue
         tensor = _take(checkpoint, f"{path}.{name}")
         _check_finite(checkpoint, f"{path}.{name}", tensor)

@@ -33,8 +33,8 @@ def get_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fairseq-dpq-quantize",
         description="Turn a trained checkpoint with full embeddings into a compact one without "
-        "training: product quantisation (k-means in each subspace), scalar quantisation, or low "
-        "rank by singular values.",
+        "training: product quantisation (k-means in each subspace), scalar quantisation, low rank "
+        "by singular values, or additive codes that a network learns.",
     )
     parser.add_argument("checkpoint", metavar="CKPT")
     parser.add_argument("output", metavar="OUT.pt")
@@ -52,9 +52,13 @@ def get_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of k-means (default: %(default)s)")
     add_flags(parser.add_argument_group("tables"), ["embeddings"], "--embeddings")
+    seen: set[str] = set()
     for kind, form in FORMS.items():
         group = parser.add_argument_group(f"--form {kind}")
         for option in form.options:
+            if option.keyword in seen:  # of another form too
+                continue
+            seen.add(option.keyword)
             if option.keyword in _FLAGS:
                 add_flags(group, [option.keyword], K=0)
             elif option.default is True:
@@ -73,10 +77,13 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _taken_by_forms() -> dict[str, str]:
-    """Options of forms, and the form of each."""
-    taken = {option.keyword: kind for kind, form in FORMS.items() for option in form.options}
-    return {**taken, **dict.fromkeys([*_DECODER, "embeddings"], "product_codes")}
+def _taken_by_forms() -> dict[str, list[str]]:
+    """Options of forms, and the forms of each."""
+    taken: dict[str, list[str]] = {name: ["product_codes"] for name in [*_DECODER, "embeddings"]}
+    for kind, form in FORMS.items():
+        for option in form.options:
+            taken.setdefault(option.keyword, []).append(kind)
+    return taken
 
 
 def _settings(args: argparse.Namespace, decoder: bool) -> dict[str, Any]:
@@ -108,12 +115,16 @@ def _check_options(args: argparse.Namespace, options: PluginConfig) -> None:
             continue
         if field.name not in forms:
             raise CheckpointError(f"{flag(field.name)} is for training: it needs --trainable")
-        if forms[field.name] != args.form:
-            raise CheckpointError(f"{flag(field.name)} needs --form {forms[field.name]}")
+        if args.form not in forms[field.name]:
+            raise CheckpointError(f"{flag(field.name)} needs --form {forms[field.name][0]}")
     for kind, form in FORMS.items():
         for option in form.options:
             own = option.keyword not in _FLAGS
-            if own and kind != args.form and getattr(args, option.keyword) != option.default:
+            if (
+                own
+                and args.form not in forms[option.keyword]
+                and getattr(args, option.keyword) != option.default
+            ):
                 raise CheckpointError(f"{option.flag} needs --form {kind}")
 
 

@@ -121,6 +121,8 @@ def replace_tables(
             table.start_from_table(old.weight.detach().float())
         else:
             table.reset_parameters(like=old.weight)
+        if saved is None or found.path not in saved.tables:
+            _take_files(table, config, found.path)
         if not old.weight.requires_grad:
             table.requires_grad_(False)
         _put(model, found, table)
@@ -153,6 +155,13 @@ def restore_tables(model: nn.Module, record: TablesRecord) -> None:
             new = FairseqDPQEmbedding(*size, **table.config.layer_options())
         new.train(model.training)
         _put(model, found[path], new)
+
+
+def _take_files(table: FairseqDPQEmbedding, config: DPQConfig, path: str) -> None:
+    try:
+        config.method_object.take_files(table.codebook(), config, path)
+    except ValueError as error:
+        raise DPQConfigError(f"{path}: {error}") from error
 
 
 def _put(model: nn.Module, found: Found, table: nn.Module) -> None:

@@ -14,7 +14,10 @@ from fairseq_dpq.fairseq_plugin.configs import get_option, read_record
 from fairseq_dpq.record import Table, TablesRecord
 
 # Options that change the shapes of tensors; the others may change if the optimiser is reset.
-_SHAPES = ("K", "D", "method", "share_subspaces", "key_dim", "normalize", "rank")
+_SHAPES = (
+    *("K", "D", "method", "share_subspaces", "key_dim", "normalize", "rank"),
+    *("code_width", "distill_from"),
+)
 
 
 # A checkpoint brings its schedule along; another --max-update does not stretch it.

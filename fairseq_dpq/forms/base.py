@@ -43,6 +43,8 @@ class Form(nn.Module):
     options: ClassVar[tuple[FormOption, ...]]
     # Tensors of its state_dict that hold packed bits: averaging checkpoints would destroy them.
     packed_tensors: ClassVar[tuple[str, ...]] = ()
+    # Rows are computed, not picked: with rounded tensors they are not the rounded rows.
+    computes_rows: ClassVar[bool] = False
     _fast: Any = None  # prepared for its buffers, with pointers to their memory
     as_stored: ClassVar[Settings] = {}  # keywords that keep its tensors in their stored bytes
     setting_types: ClassVar[dict[str, type]]  # of `settings()`

@@ -15,6 +15,7 @@ class LowRankEmbedding(Form):
 
     kind = "low_rank"
     mark = "left"
+    computes_rows = True
     options = (FormOption("rank", "--dpq-rank", 32),)
     setting_types: ClassVar[dict[str, type]] = {"rank": int}
 

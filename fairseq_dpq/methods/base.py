@@ -39,6 +39,7 @@ class Method:
     options: tuple[str, ...]  # the options that it takes
     switch = "K"  # the option that must be given, and turns the plugin on
     has_codes = True
+    splits_rows = True  # whether D groups share the columns of a row among them
     regularized = False  # whether its loss has a term of its own
     collapse_hints: tuple[str, ...] = ()  # flags of its own that help when codes collapse
 
@@ -85,6 +86,9 @@ class Method:
     def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
         """Set the starting values that matter to learning; the others come from the table."""
 
+    def take_files(self, book: Codebook, c: Options, path: str) -> None:
+        """Read the files that its options name into a new table, at `path` of its model."""
+
     def first_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
         """Set the running statistics for the first batch, which has none before it."""
 
@@ -130,7 +134,38 @@ class Method:
         raise NotImplementedError
 
 
-class KeyedMethod(Method):
+class ProductMethod(Method):
+    """Rows put together from D parts, one of K values each: product codes."""
+
+    def bits(self, c: Options, num_embeddings: int, embedding_dim: int) -> int:
+        rows = c.K if c.share_subspaces else c.K * c.D
+        codes = num_embeddings * c.D * (c.K - 1).bit_length()
+        return codes + 32 * rows * (embedding_dim // c.D)
+
+    def compact(
+        self,
+        book: Codebook,
+        c: Options,
+        codes: Tensor | None,
+        embedding_dim: int,
+        padding_idx: int | None,
+        dtype: torch.dtype | None,
+        packed: bool,
+    ) -> CompactEmbedding:
+        assert codes is not None
+        values = book.values.detach().to(dtype or book.values.dtype, copy=True)
+        return CompactEmbedding.from_codes(codes, values, embedding_dim, padding_idx, packed=packed)
+
+    def describe(self, c: Options) -> str:
+        shared = " shared" if c.share_subspaces else ""
+        return f"{self.name} K={c.K} D={c.D}{shared}"
+
+    def extra_repr(self, c: Options) -> str:
+        shared = ", shared subspaces" if c.share_subspaces else ""
+        return f"K={c.K}, D={c.D}, method={self.name}{shared}"
+
+
+class KeyedMethod(ProductMethod):
     """Codes are the keys nearest to a query in each group: SX and VQ."""
 
     options: tuple[str, ...] = (
@@ -261,30 +296,3 @@ class KeyedMethod(Method):
 
     def _table_codes(self, book: Codebook, c: Options) -> Tensor:
         return initialization.table_codes(book, c.D, self.distance(c))
-
-    def bits(self, c: Options, num_embeddings: int, embedding_dim: int) -> int:
-        rows = c.K if c.share_subspaces else c.K * c.D
-        codes = num_embeddings * c.D * (c.K - 1).bit_length()
-        return codes + 32 * rows * (embedding_dim // c.D)
-
-    def compact(
-        self,
-        book: Codebook,
-        c: Options,
-        codes: Tensor | None,
-        embedding_dim: int,
-        padding_idx: int | None,
-        dtype: torch.dtype | None,
-        packed: bool,
-    ) -> CompactEmbedding:
-        assert codes is not None
-        values = book.values.detach().to(dtype or book.values.dtype, copy=True)
-        return CompactEmbedding.from_codes(codes, values, embedding_dim, padding_idx, packed=packed)
-
-    def describe(self, c: Options) -> str:
-        shared = " shared" if c.share_subspaces else ""
-        return f"{self.name} K={c.K} D={c.D}{shared}"
-
-    def extra_repr(self, c: Options) -> str:
-        shared = ", shared subspaces" if c.share_subspaces else ""
-        return f"K={c.K}, D={c.D}, method={self.name}{shared}"

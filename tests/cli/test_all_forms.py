@@ -23,9 +23,19 @@ FLAGS = {
     "product_codes": ["--dpq-K", "4", "--dpq-D", "8"],
     "scalar": ["--form", "scalar", "--bits", "3"],
     "low_rank": ["--form", "low_rank", "--dpq-rank", "6"],
+    "additive_codes": [
+        "--form",
+        "additive_codes",
+        "--dpq-K",
+        "4",
+        "--dpq-D",
+        "8",
+        "--steps",
+        "200",
+    ],
 }
 # Squared; the tables are almost random. Half a bit for each number, 3 bits, rank 6 of 32.
-LARGEST_ERROR = {"product_codes": 0.6, "scalar": 0.035, "low_rank": 0.65}
+LARGEST_ERROR = {"product_codes": 0.6, "scalar": 0.035, "low_rank": 0.65, "additive_codes": 0.6}
 
 
 @pytest.fixture(scope="module")

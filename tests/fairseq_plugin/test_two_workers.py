@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 TIED = [*TRANSFORMER, "--share-decoder-input-output-embed", "--dropout", "0", "--seed", "5"]
 VQ = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-method vq --dpq-batch-stats "
+KD = "--dpq-K 8 --dpq-D 5 --dpq-code-width 12 --dpq-embeddings all --dpq-method kd_codes"
 # 0.12.2 has parameters that only inference uses, which pytorch_ddp must be told of.
 NEEDED = ["--find-unused-parameters"] if fairseq.__version__ == "0.12.2" else []
 
@@ -67,6 +68,8 @@ def run(
         ("--dpq-K 8 --dpq-D 4 --dpq-embeddings all", "pytorch_ddp"),
         (VQ, "pytorch_ddp"),
         (VQ + "--dpq-ema-decay 0.9 --dpq-commitment 0.25", "legacy_ddp"),
+        ("--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-method random_codes", "pytorch_ddp"),
+        (KD, "legacy_ddp"),
     ],
 )
 def test_two_workers_equal_one_with_update_freq_2(corpus, tmp_path, dpq, backend) -> None:
@@ -85,7 +88,11 @@ def test_two_workers_equal_one_with_update_freq_2(corpus, tmp_path, dpq, backend
     loss = [fsq.logged(text, r"train_inner \| .*? loss") for text in (two, one)]
     assert len(loss[0]) == len(loss[1]) == 4
     torch.testing.assert_close(*map(torch.tensor, loss), rtol=0, atol=2e-3)
-    assert single["encoder.embed_tokens.norm_updates"].item() == 4
+    updates = [
+        key for key in single if key.startswith("encoder.embed_tokens") and "_updates" in key
+    ]
+    assert [single[key].item() for key in updates] == [4] * len(updates)
+    assert bool(updates) == ("random_codes" not in dpq)
 
 
 @pytest.mark.parametrize("method", ["sx", "vq"])

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from fairseq_dpq.forms import FORMS
+from fairseq_dpq.forms.additive_codes import AdditiveEmbedding
+from fairseq_dpq.forms.additive_learning import fit_vectors
 from fairseq_dpq.forms.files import from_file
 from fairseq_dpq.forms.low_rank import LowRankEmbedding
+from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.forms.scalar import ScalarEmbedding
 from fairseq_dpq.safetensors_file import ExportError, metadata
 
@@ -22,6 +25,7 @@ CASES = [
     ("scalar", {"bits": 3}),
     ("scalar", {"bits": 2}),
     ("low_rank", {"rank": 4}),
+    ("additive_codes", {"K": 5, "D": 4, "steps": 50}),
 ]
 PARAMETERS = pytest.mark.parametrize(
     ("kind", "settings"), CASES, ids=["-".join(map(str, [k, *s.values()])) for k, s in CASES]
@@ -59,7 +63,8 @@ def test_state_dict_bytes_and_settings(kind: str, settings: dict) -> None:
     assert form.saved_nbytes == sum(t.numel() * t.element_size() for t in state.values())
     assert form.nbytes >= sum(b.numel() * b.element_size() for b in form.buffers())
     assert form.compression_ratio() == 4 * N * DIM / form.saved_nbytes
-    assert settings.items() <= form.settings().items() and form.mark in state
+    kept = {name: value for name, value in settings.items() if name != "steps"}
+    assert kept.items() <= form.settings().items() and form.mark in state
     other = FORMS[kind](N, DIM, PAD, **form.settings())
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -149,3 +154,51 @@ def test_low_rank_is_the_best_of_its_rank() -> None:
         assert form.formula_bits() == 32 * rank * 60 and form.saved_nbytes == 4 * rank * 60
     with pytest.raises(ValueError, match="rank=11: must be from 1 to embedding_dim=10"):
         LowRankEmbedding(50, 10, rank=11)
+
+
+@pytest.mark.parametrize("width", [0, 5])
+def test_additive_rows_by_numpy(width: int) -> None:
+    torch.manual_seed(3)
+    n, d, K, D = 30, 7, 6, 4
+    codes = torch.randint(K, (n, D))
+    values, bias = torch.randn(D, K, width or d), torch.randn(d)
+    matrix = torch.randn(width, d) if width else torch.zeros(0, 0)
+    form = AdditiveEmbedding.from_codes(codes, values, matrix, bias, 2)
+    wanted = sum(values[j].numpy()[codes[:, j].numpy()] for j in range(D))
+    wanted = (wanted @ matrix.numpy() if width else wanted) + bias.numpy()
+    wanted[2] = 0
+    np.testing.assert_allclose(form.dense().numpy(), wanted, atol=1e-5)
+    numbers = D * K * (width or d) + width * d + d
+    assert form.formula_bits() == n * D * 3 + 32 * numbers
+    assert form.saved_nbytes == n * 2 + 4 * numbers + 32
+    assert torch.equal(form.unpacked_codes(), codes.to(torch.uint8))
+    # A row has the same bits alone and in the whole table.
+    assert torch.equal(torch.cat([form(torch.tensor([i])) for i in range(n)]), form.dense())
+
+
+def test_additive_codes_find_a_table_that_has_them() -> None:
+    """A table made of additive codes; product codes of as many bits have no such rows."""
+    torch.manual_seed(4)
+    vectors = torch.randn(3, 4, 10)
+    codes = torch.randint(4, (300, 3))
+    table = vectors[0][codes[:, 0]] + vectors[1][codes[:, 1]] + vectors[2][codes[:, 2]]
+    form = AdditiveEmbedding.from_table(table, None, K=4, D=3, steps=1000)
+    product = CompactEmbedding.from_table(table, None, K=8, D=2)
+    assert form.bits_per_symbol() == product.bits_per_symbol() == 6
+    error, other = (
+        float((rows - table).pow(2).sum() / table.pow(2).sum())
+        for rows in (form.dense(), product.dense())
+    )
+    assert error < 0.2 < 0.25 < other
+    used = [len(group.unique()) for group in form.unpacked_codes().t()]
+    assert form.codes_in_use()["used"].tolist() == used and min(used) >= 3
+
+
+def test_fitted_vectors_are_the_least_squares_solution() -> None:
+    torch.manual_seed(5)
+    table, codes = torch.randn(50, 6), torch.randint(3, (50, 2))
+    used = torch.zeros(50, 6).scatter_(1, codes + torch.tensor([0, 3]), 1)
+    wanted = used.numpy() @ np.linalg.lstsq(used.numpy(), table.numpy(), rcond=None)[0]
+    found = fit_vectors(table, codes, 3)
+    rows = found[0][codes[:, 0]] + found[1][codes[:, 1]]
+    np.testing.assert_allclose(rows.numpy(), wanted, atol=1e-3)

@@ -1,0 +1,121 @@
+"""K-way D-dimensional codes (Chen et al., 2018): free logits give the codes, a mean of code vectors
+and a linear map the row; with or without distillation from a trained table."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_dpq.codebook import Codebook, Penalty, Step
+from fairseq_dpq.codes import best_codes
+from fairseq_dpq.forms.additive_learning import STEPS, learn_codes
+from fairseq_dpq.methods.additive import AdditiveMethod, added
+from fairseq_dpq.methods.base import START, Need, Options, Say
+from fairseq_dpq.methods.files import read_table
+from fairseq_dpq.normalization import batch_normalize, normalize
+from fairseq_dpq.statistics import ResponseStatistics, Shapes, Tracker
+
+
+class KDCodes(AdditiveMethod):
+    """`query` (n, D * K) are the logits. Batch norm over tokens and groups, with `logit_scale` and
+    `logit_shift` (K,), makes of them the responses. `guide` (n, d) is the table to distil from."""
+
+    name = "kd_codes"
+    options = ("K", "D", "code_width", "distill_from", "distill_weight")
+
+    def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
+        super().validate(c, embedding_dim, need, say)
+        need(c.distill_weight >= 0, "distill_weight", "must not be negative; try 1000")
+
+    def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
+        own = super().shapes(c, num_embeddings, embedding_dim)
+        shapes: Shapes = {"query": (num_embeddings, c.D * c.K), **own}
+        shapes.update(logit_scale=(c.K,), logit_shift=(c.K,))
+        if c.distill_from:
+            shapes["guide"] = (num_embeddings, embedding_dim)
+        return shapes
+
+    def constants(self, c: Options) -> tuple[str, ...]:
+        return ("guide",) if c.distill_from else ()
+
+    def trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
+        return [ResponseStatistics(1, c.K), *super().trackers(c, shapes)]
+
+    def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
+        super().initialize(parameters, c)
+        # Small, so that one update can change a code; as the queries of sx.
+        parameters["query"].normal_(0, START)
+        parameters["logit_scale"].fill_(1)
+        parameters["logit_shift"].zero_()
+        if "guide" in parameters:
+            parameters["guide"].zero_()
+
+    def take_files(self, book: Codebook, c: Options, path: str) -> None:
+        if c.distill_from:
+            guide = book.tensors["guide"]
+            guide.data.copy_(read_table(c.distill_from, path, tuple(guide.shape)))
+
+    def first_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
+        self._logit_statistics(book, c, real)
+        super().first_statistics(book, c, real)
+
+    def _logit_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
+        assert book.stats is not None
+        logits = book.query[real].view(-1, c.K).float()
+        var, mean = torch.var_mean(logits, 0, unbiased=False)
+        book.stats.mean.copy_(mean.unsqueeze(0))
+        book.stats.var.copy_(var.unsqueeze(0))
+
+    def _response(self, normed: Tensor, book: Codebook) -> Tensor:
+        scale, shift = (book.tensors[f"logit_{name}"].float() for name in ("scale", "shift"))
+        return normed * scale + shift
+
+    def _running_response(self, rows: Tensor, book: Codebook, c: Options) -> Tensor:
+        logits = rows.float().view(-1, c.D, c.K)
+        return self._response(normalize(logits, book.stats), book)
+
+    def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+        logits = rows.float().view(-1, c.D, c.K)
+        stats = None
+        if len(logits) < 2:
+            response = self._running_response(rows, book, c)
+        else:
+            normed, stats = batch_normalize(logits, True)
+            response = self._response(normed, book)
+        codes = best_codes(response.detach())
+        out, moments = self.compose(added(response, book.values.float(), codes), book, c)
+        penalty = None
+        if c.distill_from and torch.is_grad_enabled() and len(out):
+            assert book.tokens is not None
+            wanted = F.embedding(book.tokens, book.tensors["guide"]).float()
+            error = (out - wanted).pow(2).mean(1).sum()
+            penalty = Penalty(c.distill_weight * error, error.detach(), len(out))
+        return Step(out, codes=codes, stats=stats, penalty=penalty, moments=moments)
+
+    def codes(self, rows: Tensor, book: Codebook, c: Options) -> Tensor:
+        with torch.no_grad():
+            return self._running_response(rows, book, c).argmax(-1)
+
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
+        grad = torch.is_grad_enabled()
+        response = self._running_response(rows, book, c) if grad else None
+        return self.rebuild_sums(response, codes, book, c)
+
+    def start_from_table(
+        self,
+        book: Codebook,
+        c: Options,
+        table: Tensor,
+        real: Tensor,
+        seed: int,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        codes, _ = learn_codes(table, c.K, c.D, real, STEPS, seed, progress)
+        # A logit above the others of its group; batch norm keeps its lead.
+        book.query.zero_()
+        book.query.view(-1, c.D, c.K).scatter_(2, codes.unsqueeze(-1), 5 * START)
+        self._logit_statistics(book, c, real)
+        self.fit(book, c, table[real], self.codes(book.query[real], book, c))

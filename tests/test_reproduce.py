@@ -1,0 +1,154 @@
+"""scripts/reproduce.sh: the commands of each row, what is run again and what is not, the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fairseq_dpq.reproduce import report, run
+from fairseq_dpq.reproduce.planning import ReproduceError, find_table, plan, slug
+from fairseq_dpq.reproduce.rows import CPU, FIGURES, TABLES
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = Path("out")
+
+
+def commands(table: str, *rows: str, scale: str = "paper", **more) -> dict[str, list[str]]:
+    items = plan(find_table(table), scale, OUT, rows, **more)
+    return {item.name: [str(step) for step in item.steps] for item in items}
+
+
+def test_a_row_that_starts_from_the_full_table_brings_it_along() -> None:
+    assert commands("t4", "ptb_small/shu17") == {
+        "ptb_small/full": [
+            "SAVE_DIR=out/ptb_small/full scripts/train.sh ptb_small full",
+            "scripts/score.sh ptb_small out/ptb_small/full/checkpoint_best.pt",
+        ],
+        "ptb_small/shu17": [
+            "fairseq-dpq-quantize out/ptb_small/full/checkpoint_best.pt "
+            "out/ptb_small/full/additive.pt --form additive_codes --dpq-K 32 --dpq-D 32 --force",
+            "fairseq-dpq-export out/ptb_small/full/additive.pt "
+            "out/ptb_small/full/codes.safetensors --force",
+            "SAVE_DIR=out/ptb_small/shu17 scripts/train.sh ptb_small shu17 --dpq-codes "
+            "out/ptb_small/full/codes.safetensors",
+            "fairseq-dpq-compact out/ptb_small/shu17/checkpoint_best.pt "
+            "out/ptb_small/shu17/compact.pt --force --json",
+            "scripts/score.sh ptb_small out/ptb_small/shu17/compact.pt",
+        ],
+    }
+
+
+def test_scales_and_further_flags() -> None:
+    found = commands(
+        "T5", "pq-k-128", scale="cpu", more=["--seed", "2"], score=["--gen-subset", "valid"]
+    )
+    assert list(found) == ["ptb_small/full", "ptb_small/pq-k-128"]
+    assert found["ptb_small/full"][0] == (
+        "SAVE_DIR=out/ptb_small/full scripts/train.sh ptb_small full --cpu --max-epoch 4 --seed 2"
+    )
+    quantize, score = found["ptb_small/pq-k-128"]
+    assert "--dpq-K 128 --dpq-D 100 --force --json" in quantize
+    assert score.endswith("compact.pt --gen-subset valid")
+    paper = commands("T5", "pq-k-128")
+    assert "--dpq-K 128 --dpq-D 325" in paper["ptb_medium/pq-k-128"][0]
+    bert = commands("T7", "glue_cola/dpq-sx")
+    assert list(bert) == ["bert_base/dpq-sx", "glue_cola/dpq-sx"]
+    assert "PRETRAINED=out/bert_base/dpq-sx/checkpoint_best.pt" in bert["glue_cola/dpq-sx"][0]
+
+
+def test_wrong_names() -> None:
+    with pytest.raises(ReproduceError, match="TABLE 'T2' is unknown; choose one of T3, T4"):
+        find_table("T2")
+    with pytest.raises(ReproduceError, match="no row of this table has a name with nothing; it"):
+        commands("T5", "nothing")
+    assert slug("Chen'18+") == "chen18-plus" and slug("PQ K=64") == "pq-k-64"
+
+
+def test_every_row_has_a_recipe_and_a_figure() -> None:
+    counts = {name: len(table.rows) for name, table in TABLES.items()}
+    assert counts == {"T3": 30, "T4": 21, "T5": 11, "T6": 30, "T7": 12, "T8": 8}
+    clean = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "WORKERS")}
+    seen = set()
+    for table in TABLES.values():
+        for row in table.rows:
+            assert (row.metric or table.metric) in FIGURES
+            assert row.paper is not None or row.label == "random codes"
+            if row.recipe in CPU:
+                for recipe in (row.recipe, CPU[row.recipe][0]):
+                    seen.add((recipe, row.method))
+    for recipe, method in sorted(seen):
+        if (ROOT / "recipes" / f"{recipe}.conf").exists():
+            done = subprocess.run(
+                ["sh", "scripts/train.sh", recipe, method, "--cpu"],
+                cwd=ROOT,
+                env={**clean, "DRY_RUN": "1", "PYTHON": "false"},
+                text=True,
+                capture_output=True,
+            )
+            assert done.returncode == 0, done.stderr
+
+
+def test_figures_of_logs(tmp_path) -> None:
+    assert report.figure("perplexity", "x | Loss (base 2): 6.9, Perplexity: 119.43\n") == 119.43
+    text = "detokenised BLEU = 27.31 60.1/33.2\ntokenised BLEU = 28.02 61/34\n"
+    assert report.figure("BLEU", text) == 28.02
+    assert report.figure("accuracy", "valid | loss 0.2 | accuracy 91.25 | wps 3") == 91.25
+    assert report.figure("perplexity", "Traceback") is None
+    rows = [
+        {"full_bytes": 800, "formula_bytes": 10.0, "compact_bytes": 20},
+        {"full_bytes": 200, "formula_bytes": 40.0, "compact_bytes": 80},
+    ]
+    assert report.ratios("note\n" + json.dumps({"embeddings": rows})) == (20.0, 10.0)
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    """A folder whose scripts count their calls: the second training fails in the middle once."""
+    (tmp_path / "scripts").mkdir()
+    train = 'echo "$@" >>trained; [ "$2" = full ] || [ -e second ] || { : >second; exit 3; }\n'
+    (tmp_path / "scripts" / "train.sh").write_text(train)
+    (tmp_path / "scripts" / "score.sh").write_text('echo "Perplexity: 117.25"\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_rows_are_run_once_and_resumed_after_a_failure(checkout, capsys) -> None:
+    argv = ["T5", "--rows", "small/full", "small/dpq-sx", "--out", "o", "--subset", "valid"]
+    assert run.main([*argv, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "# ptb_small/full\nSAVE_DIR=o/ptb_small/full scripts/train.sh ptb_small full" in printed
+    assert not (checkout / "o").exists()
+
+    assert run.main(argv) == 1
+    assert "scripts/train.sh failed (3)" in capsys.readouterr().err
+    data = json.loads((checkout / "o" / "T5.json").read_text())
+    ours = {row["name"]: row["score"] for row in data["rows"]}
+    assert ours["ptb_small/full"] == 117.25 and ours["ptb_small/dpq-sx"] is None
+    assert len(ours) == 11
+
+    # Training goes on; the full table is done. There is no checkpoint to compact here.
+    assert run.main(argv) == 1
+    assert (checkout / "trained").read_text().split("\n")[:3] == [
+        "ptb_small full --cpu --max-epoch 4",
+        "ptb_small sx --cpu --max-epoch 4",
+        "ptb_small sx --cpu --max-epoch 4",
+    ]
+    page = (checkout / "o" / "T5.md").read_text()
+    assert "| ptb_small | full | perplexity | 83.4 | 1.0 | 117.25 | 1.0 | 1.0 |" in page
+    assert "The paper's figures beside ptb_small are those of ptb_medium." in page
+
+    assert run.main([*argv, "--", "--max-epoch", "1"]) == 2
+    assert "o/ptb_small/full was made by other commands" in capsys.readouterr().err
+
+
+def test_a_whole_name_means_that_row_alone() -> None:
+    assert list(commands("T4", "ptb_small/chen18")) == ["ptb_small/chen18"]
+    assert list(commands("T4", "small/chen18")) == [
+        "ptb_small/chen18",
+        "ptb_small/full",
+        "ptb_small/chen18-plus",
+    ]
