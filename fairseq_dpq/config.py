@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Callable
 
@@ -65,8 +66,10 @@ class DPQConfig:
         "normalise by each batch's own statistics in training, as the paper does, instead of the "
         "running ones",
     )
-    reg_weight: float = _option(
-        1.0, "weight of the vq regulariser, which moves the centroids, with --dpq-ema-decay 0"
+    reg_weight: float | None = _option(
+        None,
+        "weight of the vq regulariser, which moves the centroids, with --dpq-ema-decay 0 (default: "
+        "1.0)",
     )
     commitment: float | None = _option(
         None,
@@ -291,6 +294,23 @@ def add_flags(parser: Any, names: list[str], *also: str, **defaults: Any) -> Non
         else:
             how.update(type=flag_type(f), choices=f.metadata.get("choices"))
         parser.add_argument(*also, flag(f.name), default=defaults.get(f.name, f.default), **how)
+    add_lower_case(parser, names)
+
+
+class _Meant(argparse.Action):
+    """A flag in the wrong case: an error that names the right one."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        raise argparse.ArgumentError(self, f"did you mean {self.const}?")
+
+
+def add_lower_case(parser: Any, names: list[str]) -> None:
+    """Let `--dpq-k` name `--dpq-K`: argparse would take it for an ambiguous prefix of others."""
+    for f in flag_fields():
+        name = flag(f.name)
+        if f.name in names and name != name.lower():
+            how: Any = {"nargs": "?", "const": name, "action": _Meant}
+            parser.add_argument(name.lower(), dest=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
 
 
 def say_flag(name: str, value: Any) -> str:

@@ -25,6 +25,7 @@ from fairseq_dpq.fairseq_plugin.choosing import choose, decoder_only
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding, form_class, tie_output
 from fairseq_dpq.record import Table, TablesRecord
+from fairseq_dpq.sizes import bits_note
 
 logger = logging.getLogger("fairseq_dpq")
 
@@ -226,3 +227,5 @@ def _report(tables: list[Found], record: TablesRecord) -> None:
             text += f", tied to {', '.join(table.tied)}"
         ratio = c.compression_ratio(table.num_embeddings, table.embedding_dim)
         logger.info(f"{found.path}: {text}; compression ratio {ratio:.1f} once compact")
+        if c.method_object.has_codes and bits_note(c.K):
+            logger.info(f"{found.path}: {bits_note(c.K)}")
