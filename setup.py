@@ -101,6 +101,7 @@ setup(
             "fairseq-dpq-export = fairseq_dpq.cli.export:cli_main",
             "fairseq-dpq-quantize = fairseq_dpq.cli.quantize:cli_main",
             "fairseq-dpq-squad = fairseq_dpq.cli.squad:cli_main",
+            "fairseq-dpq-path = fairseq_dpq.cli.path:cli_main",
             "fairseq-dpq-hydra-train = fairseq_dpq.cli.hydra_train:cli_main",
         ],
     },

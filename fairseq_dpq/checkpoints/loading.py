@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.forms.fitting import is_plain
+from fairseq_dpq.marker import DPQ_checkpoint__add__user_dir_fairseq_dpq
 
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _MAPS = "mmap" in inspect.signature(torch.load).parameters
@@ -124,7 +125,7 @@ def _load(path: Path, trust: bool, mapped: bool) -> Any:
 
         # On leaving, torch would forget also what was allowed before: add only what is missing. The
         # list first: it imports fairseq, and with it the plugin, which allows what fairseq needs.
-        wanted = compat.safe_globals()
+        wanted = [*compat.safe_globals(), DPQ_checkpoint__add__user_dir_fairseq_dpq]
         known = torch.serialization.get_safe_globals()
         missing = [item for item in wanted if item not in known]
         with torch.serialization.safe_globals(missing):
@@ -138,7 +139,7 @@ def _restricted(path: Path) -> Any:
     from fairseq_dpq.fairseq_plugin import compat
 
     allowed: dict[str, Any] = {}
-    for entry in compat.safe_globals():
+    for entry in [*compat.safe_globals(), DPQ_checkpoint__add__user_dir_fairseq_dpq]:
         item, name = entry if isinstance(entry, tuple) else (entry, None)
         allowed[name or f"{item.__module__}.{item.__qualname__}"] = item
 

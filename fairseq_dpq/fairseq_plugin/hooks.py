@@ -19,6 +19,7 @@ from fairseq_dpq.fairseq_plugin.configs import (
     set_options,
     write_record,
 )
+from fairseq_dpq.marker import marked
 from fairseq_dpq.record import RECORD_KEY
 
 _ALL_KEYS = [*options.KEYS, RECORD_KEY]
@@ -215,6 +216,17 @@ def load_checkpoint(old: Callable) -> Callable:
             _restoring.pop()
 
     return load
+
+
+def state_dict(old: Callable) -> Callable:
+    """Mark a checkpoint with DPQ tables, so that a process without the plugin names it."""
+
+    @functools.wraps(old)
+    def state(self: Any) -> dict[str, Any]:
+        own = old(self)
+        return own if read_record(self.cfg.model) is None else marked(own)
+
+    return state
 
 
 def load_checkpoint_to_cpu(old: Callable) -> Callable:
