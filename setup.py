@@ -68,18 +68,15 @@ setup(
     packages=find_packages(include=["fairseq_dpq", "fairseq_dpq.*"]),
     package_data={"fairseq_dpq": ["py.typed", "native/*.c", "native/*.h"]},
     cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": PlatformWheel},
-    install_requires=[
-        "torch",
-        "numpy",
-        "tqdm",
-        "safetensors",
-        "sacrebleu>=2",
-        "sentencepiece",
-        # The official release does not import on Python 3.11 and later; the fork has its names.
-        'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
-        'fairseq==0.12.2; python_version < "3.11"',
-    ],
+    install_requires=["torch", "numpy", "safetensors", "tqdm"],
     extras_require={
+        "fairseq": [
+            # The official release does not import on Python 3.11 and later; the fork has its names.
+            'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
+            'fairseq==0.12.2; python_version < "3.11"',
+            "sacrebleu>=2",
+            "sentencepiece",
+        ],
         "plots": ["matplotlib"],
         "dev": [
             "matplotlib",

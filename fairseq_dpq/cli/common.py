@@ -12,6 +12,11 @@ from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.printable import printable
 
+# Modules that `pip install fairseq-dpq` does not bring, by the extra of setup.py that does.
+_EXTRAS = {
+    "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "sacrebleu", "sentencepiece"),
+    "plots": ("matplotlib",),
+}
 _LARGE = 50_000  # rows from which a progress bar is worth its line
 
 
@@ -24,6 +29,13 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def missing_extra(error: ModuleNotFoundError) -> str:
+    """What to install for a module that belongs to an extra; empty for any other module."""
+    name = (error.name or "").split(".")[0]
+    extra = next((extra for extra, modules in _EXTRAS.items() if name in modules), None)
+    return f"{name} is not installed; pip install 'fairseq-dpq[{extra}]' brings it" if extra else ""
 
 
 def run(
@@ -39,6 +51,11 @@ def run(
         if args.debug:
             raise
         print(f"{parser.prog}: error: {printable(error)}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if args.debug or not missing_extra(error):
+            raise
+        print(f"{parser.prog}: error: {missing_extra(error)}", file=sys.stderr)
         return 2
     except (MemoryError, RecursionError) as error:
         if args.debug:
