@@ -30,6 +30,7 @@ TESTED_BY = {
     "checksums": "test_fuzz.py",
     "cli.common": "cli/test_compact.py",
     "cli.hydra_train": "fairseq_plugin/test_around.py",
+    "cli.inspect_text": "cli/test_inspect.py",
     "datasets.subwords": "datasets/test_wmt19.py",
     "datasets.text": "datasets/test_translation_sets.py",
     "fairseq_plugin.compat.attaching": "fairseq_plugin/test_training.py",

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.printable import printable
+from fairseq_dpq.sizes import bits_note
 
 # Modules that `pip install fairseq-dpq` does not bring, by the extra of setup.py that does.
 _EXTRAS = {
@@ -127,6 +128,11 @@ def size(number: int) -> str:
     return f"{number:,}"
 
 
+def left_text(item: dict[str, Any]) -> str:
+    """A table that stays as it is."""
+    return f"{item['name']}, {size(item['bytes'])} bytes: {item['why']}"
+
+
 def notes(table: dict[str, Any], also_ends: str = "") -> list[str]:
     """What the columns do not say of a table: other names, tied outputs, a size that grew."""
     lines = []
@@ -134,6 +140,10 @@ def notes(table: dict[str, Any], also_ends: str = "") -> list[str]:
     also += [f"tied to {name}" for name in table.get("tied_outputs", [])]
     if also:
         lines.append(printable(f"{table['path']}: {', '.join(also)}{also_ends}"))
+    if table.get("form") == "product_codes" and "K" in table:
+        plain = (table["K"] - 1).bit_length() * table["D"]
+        if bits_note(table["K"]) and table["bits_per_symbol"] == plain:
+            lines.append(printable(f"{table['path']}: {bits_note(table['K'])}"))
     if table.get("measured_cr", 1) < 1:
         lines.append(
             f"{printable(table['path'])}: larger than the full table; take a smaller --dpq-D or "
