@@ -222,6 +222,9 @@ class PluginConfig(DPQConfig):
     )
     decoder_K: int = _option(0, "K of the decoder's table (0: as --dpq-K)")
     decoder_D: int = _option(0, "D of the decoder's table (0: as --dpq-D)")
+    log_interval: int = _option(
+        1000, "log the use of codes every so many updates, and with each validation (0: only then)"
+    )
 
     @property
     def enabled(self) -> bool:
