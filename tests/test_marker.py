@@ -16,7 +16,7 @@ from helpers.plugin_runs import TRANSFORMER, train
 from helpers.toy_checkpoints import make_layer, make_state, save_toy
 
 NAME = "fairseq_dpq.marker.DPQ_checkpoint__add__user_dir_fairseq_dpq"
-LOAD = "import sys, torch; print(list(torch.load(sys.argv[1], weights_only={})))"
+LOAD = "import sys, torch; torch.load(sys.argv[1])"
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,9 @@ def test_the_marker_is_the_first_thing_in_the_file(tmp_path) -> None:
     path = tmp_path / "a.pt"
     torch.save(marked(make_state(make_layer())), path)
     assert next(iter(load_checkpoint(path))) == KEY
-    done = fsq.run([sys.executable, "-c", LOAD.format(True), path], ok=False)
-    assert f"Unsupported global: GLOBAL {NAME} was not an allowed global" in done.stderr
+    if fsq.torch_at_least(2, 6):
+        done = fsq.run([sys.executable, "-c", LOAD, path], ok=False)
+        assert f"Unsupported global: GLOBAL {NAME} was not an allowed global" in done.stderr
     small = tmp_path / "small.pt"
     assert compact.main([str(path), str(small)]) == 0
     state = load_checkpoint(small)

@@ -167,7 +167,11 @@ def test_an_exported_table(tmp_path, capsys) -> None:
     layer = make_layer(n=1000, d=16, K=8, D=4)
     source, table = save_toy(tmp_path / "in.pt", layer), tmp_path / "table.safetensors"
     assert export.main([str(source), str(table), "--no-symbols"]) == 0
-    capsys.readouterr()
+    assert capsys.readouterr().out.splitlines() == [
+        f"{table}: {PATH}, 1000 x 16",
+        "embeddings  64,000 -> 2,544 bytes, 25.16x smaller",
+        f"file         {table.stat().st_size:,} bytes",
+    ]
     full, exported = _facts(capsys, source, table)
     (row,), (want,) = exported["embeddings"], full["embeddings"]
     assert (exported["form"], row["path"]) == ("exported", PATH)
