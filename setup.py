@@ -70,18 +70,15 @@ setup(
         "fairseq_dpq": ["py.typed", "native/*.c", "native/*.h", "report/*.css", "report/*.js"]
     },
     cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": PlatformWheel},
-    install_requires=[
-        "torch",
-        "numpy",
-        "tqdm",
-        "safetensors",
-        "sacrebleu>=2",
-        "sentencepiece",
-        # The official release does not import on Python 3.11 and later; the fork has its names.
-        'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
-        'fairseq==0.12.2; python_version < "3.11"',
-    ],
+    install_requires=["torch", "numpy", "safetensors", "tqdm"],
     extras_require={
+        "fairseq": [
+            # The official release does not import on Python 3.11 and later; the fork has its names.
+            'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
+            'fairseq==0.12.2; python_version < "3.11"',
+            "sacrebleu>=2",
+            "sentencepiece",
+        ],
         "plots": ["matplotlib"],
         "transformers": ["transformers>=5"],
         "triton": ["triton"],
@@ -108,6 +105,7 @@ setup(
             "fairseq-dpq-quantize = fairseq_dpq.cli.quantize:cli_main",
             "fairseq-dpq-classify = fairseq_dpq.cli.classify:cli_main",
             "fairseq-dpq-squad = fairseq_dpq.cli.squad:cli_main",
+            "fairseq-dpq-path = fairseq_dpq.cli.path:cli_main",
             "fairseq-dpq-hydra-train = fairseq_dpq.cli.hydra_train:cli_main",
         ],
     },

@@ -169,6 +169,23 @@ def code_usage(
 
     `unpack` turns some rows into their codes where they are stored otherwise.
     """
+    return usage_of_counts(code_counts(codes, K, padding_idx, unpack))
+
+
+def usage_of_counts(counts: Tensor) -> dict[str, Tensor]:
+    """Per group of counts (D, K): `used` codes and their `entropy` in bits."""
+    p = counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
+    entropy = -(p * p.clamp_min(1e-300).log2()).sum(1)
+    return {"used": (counts > 0).sum(1), "entropy": entropy.float()}
+
+
+def code_counts(
+    codes: Tensor,
+    K: int,
+    padding_idx: int | None = None,
+    unpack: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """How many symbols have each code: (D, K), padding left out."""
 
     def rows(part: slice) -> Tensor:
         return (codes[part] if unpack is None else unpack(codes[part])).long()
@@ -184,6 +201,4 @@ def code_usage(
         row = padding_idx % codes.shape[0]
         padding = rows(slice(row, row + 1))[0]
         counts[torch.arange(D, device=codes.device), padding] -= 1
-    p = counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
-    entropy = -(p * p.clamp_min(1e-300).log2()).sum(1)
-    return {"used": (counts > 0).sum(1), "entropy": entropy.float()}
+    return counts

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Callable
 
@@ -67,8 +68,10 @@ class DPQConfig:
         "normalise by each batch's own statistics in training, as the paper does, instead of the "
         "running ones",
     )
-    reg_weight: float = _option(
-        1.0, "weight of the vq regulariser, which moves the centroids, with --dpq-ema-decay 0"
+    reg_weight: float | None = _option(
+        None,
+        "weight of the vq regulariser, which moves the centroids, with --dpq-ema-decay 0 (default: "
+        "1.0)",
     )
     commitment: float | None = _option(
         None,
@@ -235,6 +238,9 @@ class PluginConfig(DPQConfig):
     )
     decoder_K: int = _option(0, "K of the decoder's table (0: as --dpq-K)")
     decoder_D: int = _option(0, "D of the decoder's table (0: as --dpq-D)")
+    log_interval: int = _option(
+        1000, "log the use of codes every so many updates, and with each validation (0: only then)"
+    )
 
     @property
     def enabled(self) -> bool:
@@ -307,6 +313,23 @@ def add_flags(parser: Any, names: list[str], *also: str, **defaults: Any) -> Non
         else:
             how.update(type=flag_type(f), choices=f.metadata.get("choices"))
         parser.add_argument(*also, flag(f.name), default=defaults.get(f.name, f.default), **how)
+    add_lower_case(parser, names)
+
+
+class _Meant(argparse.Action):
+    """A flag in the wrong case: an error that names the right one."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        raise argparse.ArgumentError(self, f"did you mean {self.const}?")
+
+
+def add_lower_case(parser: Any, names: list[str]) -> None:
+    """Let `--dpq-k` name `--dpq-K`: argparse would take it for an ambiguous prefix of others."""
+    for f in flag_fields():
+        name = flag(f.name)
+        if f.name in names and name != name.lower():
+            how: Any = {"nargs": "?", "const": name, "action": _Meant}
+            parser.add_argument(name.lower(), dest=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
 
 
 def say_flag(name: str, value: Any) -> str:

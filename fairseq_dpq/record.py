@@ -109,6 +109,7 @@ class TablesRecord:
         tables = {}
         for path, table in raw["tables"].items():
             check_type(path, table, dict)
+            _drop_old_default(table.get("options"))
             _check_names(path, table, Table)
             tables[path] = Table(**table)
             _check(tables[path], raw["stage"])
@@ -142,6 +143,14 @@ def _from_version_1(raw: dict[str, Any]) -> None:
         table["options"] = {
             name: value for name, value in options.items() if name in own or name not in _KNOWN
         }
+
+
+def _drop_old_default(options: Any) -> None:
+    """Records once named the weight of the vq regulariser, at its default, with any method."""
+    if isinstance(options, dict) and options.get("reg_weight") == 1.0:
+        method = METHODS.get(str(options.get("method")))
+        if method is not None and "reg_weight" not in method.options:
+            del options["reg_weight"]
 
 
 def _check_names(what: str, raw: dict[str, Any], cls: Any) -> None:

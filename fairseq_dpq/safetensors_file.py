@@ -87,6 +87,16 @@ def check_tensor_crc32(name: str, tensor: Tensor, wanted: list[int]) -> None:
         raise ExportError(f"is damaged: {name} does not match its checksum")
 
 
+def is_export(path: str | Path) -> bool:
+    """Whether a file looks like safetensors: a length, then a JSON object."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(9)
+    except OSError:
+        return False
+    return head[8:] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_HEADER
+
+
 def open_mapped(path: str | Path) -> Opened:
     """Metadata and tensors, mapped: the layout is 8 bytes of length, a JSON header, the data.
 

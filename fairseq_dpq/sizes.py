@@ -16,6 +16,16 @@ def division_problem(D: int, dim: int) -> str:
     return "try " + (" or ".join(map(str, near_divisors(dim, D))) or "a positive size")
 
 
+def bits_note(K: int) -> str:
+    """What a K that is not a power of two costs; empty for one that is."""
+    bits = (K - 1).bit_length()
+    if 1 << bits == K:
+        return ""
+    return (
+        f"K={K} takes {bits} bits a code, as K={1 << bits} does; K={1 << bits - 1} takes {bits - 1}"
+    )
+
+
 def near_divisors(number: int, wanted: int) -> list[int]:
     """The two divisors of a number that are nearest to `wanted` by ratio."""
     if number < 1:

@@ -51,6 +51,7 @@ from fairseq_dpq.methods import METHODS
         ),
         ({"ema_decay": 0.9}, "ema_decay=0.9 has no effect with method='sx'; use method='vq'"),
         ({"reg_weight": 2.0}, "reg_weight=2.0 has no effect with method='sx'; use method='vq'"),
+        ({"reg_weight": 1.0}, "reg_weight=1.0 has no effect with method='sx'; use method='vq'"),
         (
             {"method": "low_rank", "rank": 4, "share_subspaces": True},
             "share_subspaces=True has no effect with method='low_rank'; use method='sx' or "

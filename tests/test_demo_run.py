@@ -180,12 +180,12 @@ def test_bleu_needs_every_sentence() -> None:
 
 def test_table_shows_every_number() -> None:
     rows = [
-        table.Row("full table", 61.25, 1000000, 1.0, 1.0, 5000000, None, 81.4),
-        table.Row("DPQ-SX", 60.04, 48000, 21.3, 20.8, 6000000, 1200000, 84.0),
+        table.Row("full table", 61.25, 1000000, 1.0, 1.0, 2000000, 1.0, 81.4),
+        table.Row("DPQ-SX", 60.04, 48000, 21.3, 20.8, 1048000, 1.9084, 84.0),
     ]
     full, small = (line.split() for line in table.render(rows).splitlines()[3:])
-    assert " ".join(full) == "full table 61.2 1,000,000 1.0 1.0 5,000,000 - 81"
-    assert " ".join(small) == "DPQ-SX 60.0 48,000 21.3 20.8 6,000,000 1,200,000 84"
+    assert " ".join(full) == "full table 61.2 1,000,000 1.0 1.0 2,000,000 1.00 81"
+    assert " ".join(small) == "DPQ-SX 60.0 48,000 21.3 20.8 1,048,000 1.91 84"
     assert json.loads(json.dumps(rows[1].as_dict()))["embedding_bytes"] == 48000
 
 
@@ -196,11 +196,17 @@ def test_readme_shows_the_table_as_it_is_printed() -> None:
     rows = []
     for line in shown.splitlines()[3:]:
         model, *cells = re.split(r"  +", line)
-        number = [None if cell == "-" else float(cell.replace(",", "")) for cell in cells]
-        for at in (1, 4, 5):  # bytes
-            number[at] = None if number[at] is None else int(number[at])
+        number = [float(cell.replace(",", "")) for cell in cells]
+        for at in (1, 4):  # bytes
+            number[at] = int(number[at])
         rows.append(table.Row(model, *number))
     assert [row.model for row in rows] == [model.title for model in MODELS]
+    # Like with like: what a model saves is what its embedding saves.
+    full, *small = rows
+    for row in small:
+        saved = full.embedding_bytes - row.embedding_bytes
+        assert full.model_bytes - row.model_bytes == saved
+        assert row.model_ratio == round(full.model_bytes / row.model_bytes, 2)
     assert shown == table.render(rows) + "\n"
 
 

@@ -67,24 +67,27 @@ def test_wheel_holds_the_whole_package_and_nothing_else(wheel) -> None:
     assert {"fairseq_dpq/report/page.css", "fairseq_dpq/report/page.js"} <= files
 
 
-def test_wheel_asks_for_the_fairseq_of_the_python_version(wheel) -> None:
+def test_wheel_asks_for_torch_and_only_the_extra_for_fairseq(wheel) -> None:
     metadata = email.message_from_string(_metadata(wheel, "METADATA"))
     assert metadata["Name"] == "fairseq-dpq"
     assert metadata["Version"] == fairseq_dpq.__version__
     assert metadata["Requires-Python"] == ">=3.8"
     requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
 
-    def wanted(python: str) -> set[str]:
-        environment = {"python_version": python, "extra": ""}
+    def wanted(python: str, extra: str = "") -> set[str]:
+        environment = {"python_version": python, "extra": extra}
         return {
             f"{requirement.name}{requirement.specifier}"
             for requirement in requirements
             if requirement.marker is None or requirement.marker.evaluate(environment)
         }
 
-    common = {"torch", "numpy", "tqdm", "safetensors", "sacrebleu>=2", "sentencepiece"}
-    assert wanted("3.8") == wanted("3.10") == common | {"fairseq==0.12.2"}
-    assert wanted("3.11") == wanted("3.13") == common | {"fairseq-fixed==0.12.3.1"}
+    common = {"torch", "numpy", "tqdm", "safetensors"}
+    assert wanted("3.8") == wanted("3.13") == common
+    tools = common | {"sacrebleu>=2", "sentencepiece"}
+    old, new = tools | {"fairseq==0.12.2"}, tools | {"fairseq-fixed==0.12.3.1"}
+    assert wanted("3.8", "fairseq") == wanted("3.10", "fairseq") == old
+    assert wanted("3.11", "fairseq") == wanted("3.13", "fairseq") == new
 
 
 def test_console_commands_exist(wheel) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairseq_dpq.sizes import division_problem, near_divisors
+from fairseq_dpq.sizes import bits_note, division_problem, near_divisors
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,12 @@ from fairseq_dpq.sizes import division_problem, near_divisors
 )
 def test_near_divisors(number: int, wanted: int, near: list[int]) -> None:
     assert near_divisors(number, wanted) == near
+
+
+def test_a_code_more_than_a_power_of_two_costs_a_bit() -> None:
+    assert bits_note(33) == "K=33 takes 6 bits a code, as K=64 does; K=32 takes 5"
+    assert bits_note(5) == "K=5 takes 3 bits a code, as K=8 does; K=4 takes 2"
+    assert [K for K in range(2, 65) if not bits_note(K)] == [2, 4, 8, 16, 32, 64]
 
 
 def test_division_problem() -> None:

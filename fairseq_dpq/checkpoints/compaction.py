@@ -26,6 +26,7 @@ from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.fairseq_plugin.configs import write_record
 from fairseq_dpq.fairseq_plugin.trial import loads_in_fairseq
 from fairseq_dpq.forms.base import Form
+from fairseq_dpq.marker import marked
 from fairseq_dpq.record import Table, TablesRecord
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -133,7 +134,7 @@ def inference_state(
     state["task_state"] = old.get("task_state") or {}
     state["extra_state"] = {}
     write_record(Checkpoint(checkpoint.path, state, 0).model_cfg, record)
-    return state
+    return marked(state)
 
 
 def _half(checkpoint: Checkpoint, weights: dict[str, Tensor]) -> dict[str, Tensor]:

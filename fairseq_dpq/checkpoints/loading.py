@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.forms.fitting import is_plain
+from fairseq_dpq.marker import DPQ_checkpoint__add__user_dir_fairseq_dpq
 
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _MAPS = "mmap" in inspect.signature(torch.load).parameters
@@ -53,8 +54,9 @@ def load_checkpoint(path: str | Path, trust: bool = False) -> dict[str, Any]:
     """The state of a fairseq checkpoint; with `trust`, code in the file may run."""
     path = Path(path)
     mapped = _check_file(path)
+    allowed = None if trust else _allow_list()
     try:
-        state = _load(path, trust, mapped)
+        state = _load(path, allowed, mapped)
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
@@ -110,43 +112,45 @@ def _check_file(path: Path) -> bool:
     return True
 
 
-def _load(path: Path, trust: bool, mapped: bool) -> Any:
+def _allow_list() -> list[Any]:
+    """What a pickle may name: fairseq's list, so that fairseq must be installed."""
+    from fairseq_dpq.fairseq_plugin import compat
+
+    return [*compat.safe_globals(), DPQ_checkpoint__add__user_dir_fairseq_dpq]
+
+
+def _load(path: Path, allowed: list[Any] | None, mapped: bool) -> Any:
     how: dict[str, Any] = {"map_location": "cpu"}
     if mapped and _MAPS:
         how["mmap"] = True
     source = str(path)
-    if trust:
+    if allowed is None:
         if _TORCH >= (1, 13):
             how["weights_only"] = False
         return torch.load(source, **how)
     if _TORCH >= (2, 6):
-        from fairseq_dpq.fairseq_plugin import compat
-
-        # On leaving, torch would forget also what was allowed before: add only what is missing. The
-        # list first: it imports fairseq, and with it the plugin, which allows what fairseq needs.
-        wanted = compat.safe_globals()
+        # On leaving, torch would forget also what was allowed before: add only what is missing. To
+        # make the list has imported fairseq, and with it the plugin, which allows what it needs.
         known = torch.serialization.get_safe_globals()
-        missing = [item for item in wanted if item not in known]
+        missing = [item for item in allowed if item not in known]
         with torch.serialization.safe_globals(missing):
             return torch.load(source, weights_only=True, **how)
     # Older versions of torch have no allow-list that takes names: the same list, kept here.
-    return torch.load(source, pickle_module=_restricted(path), **how)
+    return torch.load(source, pickle_module=_restricted(path, allowed), **how)
 
 
-def _restricted(path: Path) -> Any:
+def _restricted(path: Path, allowed: list[Any]) -> Any:
     """A stand-in for the pickle module that finds only what the allow-list names."""
-    from fairseq_dpq.fairseq_plugin import compat
-
-    allowed: dict[str, Any] = {}
-    for entry in compat.safe_globals():
+    by_name: dict[str, Any] = {}
+    for entry in allowed:
         item, name = entry if isinstance(entry, tuple) else (entry, None)
-        allowed[name or f"{item.__module__}.{item.__qualname__}"] = item
+        by_name[name or f"{item.__module__}.{item.__qualname__}"] = item
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             full = f"{module}.{name}"
-            if full in allowed:
-                return allowed[full]
+            if full in by_name:
+                return by_name[full]
             plain = re.fullmatch(r"torch\.\w+Storage|torch\.(cuda\.)?\w+Storage", full)
             dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
             if full in _TENSOR_GLOBALS or plain or dtype:

@@ -12,14 +12,16 @@ from fairseq_dpq.checkpoints.checkpoint import Checkpoint, separate, stored_byte
 from fairseq_dpq.checkpoints.compaction import inference_state, stored_table
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.report import same_table, token_tables
+from fairseq_dpq.checkpoints.suggesting import HIGH, Better, better_D
 from fairseq_dpq.checkpoints.upgrading import upgraded_names
-from fairseq_dpq.config import PluginConfig, say_flag_of
+from fairseq_dpq.config import DPQConfig, PluginConfig, say_flag_of
 from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.fairseq_plugin.choosing import choose, decoder_only
 from fairseq_dpq.fairseq_plugin.configs import set_options
 from fairseq_dpq.fairseq_plugin.trial import loads_in_fairseq
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form, Settings
+from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.forms.quantization import reconstruction_error
 from fairseq_dpq.record import Table, TablesRecord
 
@@ -38,6 +40,7 @@ class Quantized:
     before: int
     used: Tensor | None
     error: float  # squared, as a share of the table's squared norm
+    better: Better | None = None  # a D that would lose less, if much is lost
 
 
 def choose_tables(checkpoint: Checkpoint, wanted: str) -> dict[str, list[str]]:
@@ -113,7 +116,10 @@ def quantize_state(
         usage = form.codes_in_use()
         used = None if usage is None else usage["used"]
         lost = reconstruction_error(full, form, pad)
-        done.append(Quantized(path, table, form, stored_bytes(full), used, lost))
+        better = None
+        if lost > HIGH and isinstance(form, CompactEmbedding):
+            better = better_D(full, DPQConfig(**form.settings()), pad, seed)
+        done.append(Quantized(path, table, form, stored_bytes(full), used, lost, better))
     new = inference_state(checkpoint, separate(weights), record)
     set_options(Checkpoint(checkpoint.path, new, 0).model_cfg, options.to_keys())
     return new, done

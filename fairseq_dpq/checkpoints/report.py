@@ -8,15 +8,17 @@ from typing import Any, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint, named, stored_bytes
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint, keys_of, named, stored_bytes
 from fairseq_dpq.checkpoints.compaction import Compacted
+from fairseq_dpq.fairseq_plugin.choosing import TIED_BY
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.record import Table, TablesRecord
+from fairseq_dpq.size_report import Change, Left
 
 _POSITIONS = re.compile(r"(embed_positions|position|segment)")
 _TOKENS = re.compile(r"(^|\.)(embed_tokens|embeddings\.\d+\.0)\.weight$")
-_OUTPUT = re.compile(r"(output_projection|fc_out|fc3|lm_head|embed_out)(\.weight|\.weight_v)$")
+_OUTPUT = re.compile(rf"({'|'.join(TIED_BY)})(\.weight|\.weight_v)$")
 
 
 def table_facts(path: str, table: Table, form: Form, used: Tensor | None) -> dict[str, Any]:
@@ -74,16 +76,17 @@ def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict
             continue
         twin = first.setdefault((tensor.data_ptr(), tensor.shape), key)
         if _POSITIONS.search(key):
-            why = "positions, not tokens"
+            kind, why = "positions", "positions, not tokens"
         elif twin != key and (_TOKENS.search(key) or _OUTPUT.search(key)):
-            why = f"tied, the same bytes as {twin}"
+            kind, why = "tied", f"tied, the same bytes as {twin}"
         elif _TOKENS.search(key):
-            why = "a full table: not among --dpq-embeddings in training"
+            kind, why = "table", "a full table: not among --dpq-embeddings"
         elif _OUTPUT.search(key):
-            why = "an output layer with weights of its own"
+            kind, why = "output", "an output layer with weights of its own"
         else:
             continue
-        out.append({"name": key, "bytes": tensor.numel() * tensor.element_size(), "why": why})
+        facts = {"name": key, "kind": kind, "shape": list(tensor.shape), "why": why}
+        out.append({**facts, "bytes": tensor.numel() * tensor.element_size()})
     return out
 
 
@@ -139,16 +142,48 @@ def _side(path: str) -> str:
     return "decoder" if any(part.startswith("decoder") for part in parts) else "encoder"
 
 
-def saving(checkpoint: Checkpoint, after: int, tables: Sequence[Compacted]) -> dict[str, int]:
-    """Bytes of the whole file before and after, and where the difference comes from."""
-    state = checkpoint.state
-    optimizer = stored_bytes(state.get("last_optimizer_state"))
-    query = sum(done.query for done in tables)
-    return {
-        "before": checkpoint.file_bytes,
-        "after": after,
-        "saved": checkpoint.file_bytes - after,
-        "saved_query": query,
-        "saved_optimizer": optimizer,
-        "saved_other": checkpoint.file_bytes - after - query - optimizer,
+def run_of(checkpoint: Checkpoint, record: TablesRecord) -> Any:
+    """What the checkpoints of one training have in common, and those of two hardly ever."""
+    cfg = checkpoint.state.get("cfg")
+    options = [("checkpoint", "save_dir"), ("common", "seed"), ("task", "data")]
+    own = [get_option(get_option(cfg, section), key) for section, key in options]
+    tables = {
+        path: (table.num_embeddings, table.embedding_dim, table.options)
+        for path, table in record.tables.items()
     }
+    return [*map(str, own), get_option(checkpoint.model_cfg, "arch"), tables]
+
+
+def model_sizes(
+    weights: Mapping[str, Tensor], record: TablesRecord, tables: Sequence[Mapping[str, Any]]
+) -> tuple[Change, Change]:
+    """The embeddings and the whole model, full and compact, given the facts of its tables.
+
+    All that is not a DPQ table counts as it is in `weights`.
+    """
+    names = [name for path, table in record.tables.items() for name in named(path, table)]
+    mine = set(keys_of(weights, names))
+    rest = stored_bytes([tensor for key, tensor in weights.items() if key not in mine])
+    full = sum(table["full_bytes"] for table in tables)
+    small = sum(table["compact_bytes"] for table in tables)
+    return Change(full, small), Change(rest + full, rest + small)
+
+
+def could_follow(
+    left: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]
+) -> list[Left]:
+    """The tables and output layers among what was left alone that could be compressed too, at the
+    ratio that the first table has."""
+    ratio = tables[0]["measured_cr"] if tables else 1.0
+    out = []
+    for item in left:
+        if item["kind"] == "table":
+            small = int(item["bytes"] / max(ratio, 1))
+            out.append(Left(item["name"], item["bytes"], small, "--dpq-embeddings all"))
+    shapes = [(table["num_embeddings"], table["embedding_dim"]) for table in tables]
+    shapes += [tuple(item["shape"]) for item in left if item["kind"] == "table"]
+    for item in left:
+        if item["kind"] == "output" and tuple(item["shape"]) in shapes:
+            layer = item["name"].rsplit(".", 2)[-2]
+            out.append(Left(item["name"], item["bytes"], 0, TIED_BY[layer]))
+    return out

@@ -11,7 +11,13 @@ from tqdm import tqdm
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.printable import printable
+from fairseq_dpq.sizes import bits_note
 
+# Modules that `pip install fairseq-dpq` does not bring, by the extra of setup.py that does.
+_EXTRAS = {
+    "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "sacrebleu", "sentencepiece"),
+    "plots": ("matplotlib",),
+}
 _LARGE = 50_000  # rows from which a progress bar is worth its line
 
 
@@ -24,6 +30,13 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def missing_extra(error: ModuleNotFoundError) -> str:
+    """What to install for a module that belongs to an extra; empty for any other module."""
+    name = (error.name or "").split(".")[0]
+    extra = next((extra for extra, modules in _EXTRAS.items() if name in modules), None)
+    return f"{name} is not installed; pip install 'fairseq-dpq[{extra}]' brings it" if extra else ""
 
 
 def run(
@@ -39,6 +52,11 @@ def run(
         if args.debug:
             raise
         print(f"{parser.prog}: error: {printable(error)}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if args.debug or not missing_extra(error):
+            raise
+        print(f"{parser.prog}: error: {missing_extra(error)}", file=sys.stderr)
         return 2
     except (MemoryError, RecursionError) as error:
         if args.debug:
@@ -110,6 +128,11 @@ def size(number: int) -> str:
     return f"{number:,}"
 
 
+def left_text(item: dict[str, Any]) -> str:
+    """A table that stays as it is."""
+    return f"{item['name']}, {size(item['bytes'])} bytes: {item['why']}"
+
+
 def notes(table: dict[str, Any], also_ends: str = "") -> list[str]:
     """What the columns do not say of a table: other names, tied outputs, a size that grew."""
     lines = []
@@ -117,6 +140,10 @@ def notes(table: dict[str, Any], also_ends: str = "") -> list[str]:
     also += [f"tied to {name}" for name in table.get("tied_outputs", [])]
     if also:
         lines.append(printable(f"{table['path']}: {', '.join(also)}{also_ends}"))
+    if table.get("form") == "product_codes" and "K" in table:
+        plain = (table["K"] - 1).bit_length() * table["D"]
+        if bits_note(table["K"]) and table["bits_per_symbol"] == plain:
+            lines.append(printable(f"{table['path']}: {bits_note(table['K'])}"))
     if table.get("measured_cr", 1) < 1:
         lines.append(
             f"{printable(table['path'])}: larger than the full table; take a smaller --dpq-D or "

@@ -8,14 +8,29 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_bytes
 from fairseq_dpq.checkpoints.combining import average, has_ema, with_ema
 from fairseq_dpq.checkpoints.compaction import DTYPES, compact_state, verify
 from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.report import compacted_facts, left_alone, saving
+from fairseq_dpq.checkpoints.report import (
+    compacted_facts,
+    could_follow,
+    left_alone,
+    model_sizes,
+)
 from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
-from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table, used_codes
+from fairseq_dpq.cli.common import (
+    Bars,
+    add_common,
+    left_text,
+    notes,
+    run,
+    size,
+    text_table,
+    used_codes,
+)
 from fairseq_dpq.printable import printable
+from fairseq_dpq.size_report import Change, outlook, size_lines
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -107,6 +122,12 @@ def compact(args: argparse.Namespace) -> None:
 
     write_whole(output, lambda file: save_state(state, file), check, args.force)
     bars.close()
+    record = checkpoint.dpq_record()
+    embeddings = [compacted_facts(done) for done in tables]
+    small, full = model_sizes(checkpoint.weights, record, embeddings)
+    model = Change(full.before, stored_bytes(state["model"]))
+    file = Change(checkpoint.file_bytes, output.stat().st_size)
+    left = left_alone(checkpoint, record)
     facts = {
         "input": [str(path) for path in inputs],
         "output": str(output),
@@ -117,14 +138,26 @@ def compact(args: argparse.Namespace) -> None:
         "ema_left_out": ema_left,
         "verified": args.verify,
         "loaded_in_fairseq": loaded,
-        "embeddings": [compacted_facts(done) for done in tables],
-        "left_alone": left_alone(checkpoint, checkpoint.record()),
-        "file": saving(checkpoint, output.stat().st_size, tables),
+        "embeddings": embeddings,
+        "left_alone": left,
+        "sizes": {"embeddings": small.facts(), "model": model.facts(), "file": file.facts()},
+        "dropped": {
+            "query": sum(done.query for done in tables),
+            "optimizer": stored_bytes(checkpoint.state.get("last_optimizer_state")),
+        },
     }
-    print(json.dumps(facts, indent=2) if args.json else _text(facts))
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return
+    dropped = [f"{size(facts['dropped'][name])} of {what}" for name, what in _DROPPED.items()]
+    sizes = size_lines(small, model, file, "without " + " and ".join(dropped))
+    print(_text(facts, [*sizes, *outlook(model, could_follow(left, embeddings))], model))
 
 
-def _text(facts: dict[str, Any]) -> str:
+_DROPPED = {"query": "queries", "optimizer": "optimiser state"}
+
+
+def _text(facts: dict[str, Any], sizes: list[str], model: Change) -> str:
     head = ["embedding", "table", "options", "full", "trained", "compact", "CR formula"]
     rows = [[*head, "CR measured", "bits/symbol", "used codes min/median/max"]]
     for table in facts["embeddings"]:
@@ -146,28 +179,16 @@ def _text(facts: dict[str, Any]) -> str:
     for table in facts["embeddings"]:
         lines += notes(table, "; stored once")
     for item in facts["left_alone"]:
-        text = f"left alone: {item['name']}, {size(item['bytes'])} bytes: {item['why']}"
-        lines.append(printable(text))
+        lines.append(printable(f"left alone: {left_text(item)}"))
     if facts["ema_left_out"]:
         lines.append("left out: the EMA weights; --ema takes them instead of the last ones")
-    file = facts["file"]
-    total = [
-        ["checkpoint", "bytes"],
-        ["before", size(file["before"])],
-        ["  query matrices", size(-file["saved_query"])],
-        ["  optimiser state", size(-file["saved_optimizer"])],
-        ["  the rest", size(-file["saved_other"])],
-        ["after", size(file["after"])],
-    ]
-    lines += [*([""] if lines[-1] else []), text_table(total), ""]
+    lines += [*([""] if lines[-1] else []), *map(printable, sizes), ""]
     rounding = facts["half"] or facts["values_dtype"] != "float32"
     exact = "the original, rounded," if rounding else "the original"
     done = (
         f"verified: every row equals {exact} bit for bit" if facts["verified"] else "not verified"
     )
-    lines.append(
-        f"{printable(facts['output'])}: {file['before'] / file['after']:.1f}x smaller; {done}"
-    )
+    lines.append(f"{printable(facts['output'])}: a model {model.smaller()}; {done}")
     return "\n".join(lines)
 
 

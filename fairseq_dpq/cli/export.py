@@ -13,11 +13,12 @@ from fairseq_dpq.checkpoints.compaction import DTYPES, compact_layer
 from fairseq_dpq.checkpoints.dictionaries import symbols_of
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.writing import check_target, write_whole
-from fairseq_dpq.cli.common import Bars, add_common, run, size
+from fairseq_dpq.cli.common import Bars, add_common, run
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.printable import printable
 from fairseq_dpq.record import Table, TablesRecord
 from fairseq_dpq.safetensors_file import metadata, symbols_tensor
+from fairseq_dpq.size_report import Change, size_lines
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -87,12 +88,11 @@ def export(args: argparse.Namespace) -> None:
         print(json.dumps(facts, indent=2))
     else:
         shape = f"{table.num_embeddings} x {table.embedding_dim}"
-        print(
-            f"{printable(f'{target}: {path}')}, {shape}, {size(target.stat().st_size)} bytes "
-            "(full table: ",
-            end="",
-        )
-        print(f"{size(4 * table.num_embeddings * table.embedding_dim)})")
+        print(f"{printable(f'{target}: {path}')}, {shape}")
+        whole = target.stat().st_size
+        embedding = Change(4 * table.num_embeddings * table.embedding_dim, module.saved_nbytes)
+        note = "with symbols" if symbols is not None else ""
+        print("\n".join(size_lines(embedding, None, Change(whole, whole), note)))
 
 
 def _choose(record: TablesRecord, wanted: str | None, source: Path) -> tuple[str, Table]:

@@ -3,11 +3,20 @@
 
 from __future__ import annotations
 
+import sys
+
+from fairseq_dpq.cli.common import missing_extra
+
 
 def cli_main() -> None:
     """Run fairseq-hydra-train; that this module was imported has loaded the plugin already."""
-    from fairseq_cli.hydra_train import cli_main as hydra_train
-
+    try:
+        from fairseq_cli.hydra_train import cli_main as hydra_train
+    except ModuleNotFoundError as error:
+        if not missing_extra(error):
+            raise
+        print(f"fairseq-dpq-hydra-train: error: {missing_extra(error)}", file=sys.stderr)
+        sys.exit(2)
     hydra_train()
 
 

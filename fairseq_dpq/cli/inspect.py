@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any, Sequence
 
@@ -17,12 +18,24 @@ from fairseq_dpq.checkpoints.checkpoint import (
     stored_form,
     training_layer,
 )
-from fairseq_dpq.checkpoints.report import left_alone, table_facts, token_tables
-from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table, used_codes
+from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.checkpoints.report import (
+    could_follow,
+    left_alone,
+    model_sizes,
+    run_of,
+    table_facts,
+    token_tables,
+)
+from fairseq_dpq.cli.common import Bars, add_common, run
+from fairseq_dpq.cli.inspect_text import report
 from fairseq_dpq.config import DPQConfig, DPQConfigError, add_flags, say_flag
+from fairseq_dpq.forms import FORMS
+from fairseq_dpq.forms.files import from_file
 from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.printable import printable
-from fairseq_dpq.record import TablesRecord
+from fairseq_dpq.record import Table, TablesRecord
+from fairseq_dpq.safetensors_file import ExportError, is_export, open_mapped
+from fairseq_dpq.size_report import Change, Left
 
 _ROWS = 1 << 15
 
@@ -31,9 +44,9 @@ def get_parser() -> argparse.ArgumentParser:
     """The options of fairseq-dpq-inspect."""
     parser = argparse.ArgumentParser(
         prog="fairseq-dpq-inspect",
-        description="Show the DPQ tables of checkpoints in either form, and from one checkpoint to "
-        "the next how many codes changed; of a checkpoint without DPQ, what its embeddings would "
-        "shrink to.",
+        description="Show the DPQ tables of checkpoints in either form and of exported tables, and "
+        "from one checkpoint of a run to the next how many codes changed; of a checkpoint without "
+        "DPQ, what its embeddings would shrink to.",
     )
     parser.add_argument("checkpoints", nargs="+", metavar="CKPT")
     group = parser.add_argument_group("for checkpoints without DPQ")
@@ -45,8 +58,15 @@ def get_parser() -> argparse.ArgumentParser:
 def inspect(args: argparse.Namespace) -> None:
     """Do what the command line asks for."""
     before: dict[str, Tensor] = {}
+    last_run: Any = None
+    left: list[list[Left]] = []
     out, bars = [], Bars()
     for path in args.checkpoints:
+        if is_export(path):
+            out.append(_exported(path))
+            left.append([])
+            before = {}
+            continue
         checkpoint = Checkpoint.load(path, args.trust)
         record = checkpoint.record()
         facts: dict[str, Any] = {
@@ -55,21 +75,68 @@ def inspect(args: argparse.Namespace) -> None:
             "file_bytes": checkpoint.file_bytes,
             "optimizer_bytes": stored_bytes(checkpoint.state.get("last_optimizer_state")),
         }
+        others = left_alone(checkpoint, record)
         if record is None:
             facts["embeddings"] = _full(checkpoint, args)
+            facts["left_alone"] = [item for item in others if item["kind"] == "output"]
             before = {}
         else:
             facts["source"] = record.source
+            facts["left_alone"] = others
+            this_run = run_of(checkpoint, record)
+            if before and this_run != last_run:
+                facts["other_run"], before = True, {}
+            last_run = this_run
             facts["embeddings"], before = _dpq(checkpoint, record, before, bars)
-        facts["left_alone"] = left_alone(checkpoint, record) if record else []
+        sizes = _sizes(checkpoint, record, facts["embeddings"])
+        if sizes is not None:
+            facts["sizes"] = {name: change.facts() for name, change in sizes.items()}
         out.append(facts)
+        left.append(could_follow(facts["left_alone"], facts["embeddings"]) if sizes else [])
         bars.close()
-        if not args.json:
-            print(_text(facts, args) + "\n")
     if args.json:
         print(json.dumps(out, indent=2))
     else:
+        print(report(out, left, args.K, args.D))
         print(native.describe())
+
+
+def _exported(path: str) -> dict[str, Any]:
+    """A table of fairseq-dpq-export: no model around it."""
+    try:
+        name = open_mapped(path).meta["name"]
+        form = from_file(path, FORMS)
+        usage = form.codes_in_use()
+    except (ExportError, OSError) as error:
+        raise CheckpointError(str(error)) from error
+    table = Table(form.num_embeddings, form.embedding_dim, form.padding_idx, {})
+    own = table_facts(name, table, form, None if usage is None else usage["used"])
+    entropy = None if usage is None else float(usage["entropy"].double().sum())
+    sizes = {"embeddings": Change(own["full_bytes"], own["compact_bytes"]).facts()}
+    return {
+        "checkpoint": str(path),
+        "form": "exported",
+        "file_bytes": os.path.getsize(path),
+        "optimizer_bytes": 0,
+        "embeddings": [{**own, "entropy_bits_per_symbol": entropy, "changed": None}],
+        "left_alone": [],
+        "sizes": sizes,
+    }
+
+
+def _sizes(
+    checkpoint: Checkpoint, record: TablesRecord | None, tables: list[dict[str, Any]]
+) -> dict[str, Change] | None:
+    """The embeddings and the model, full and compact; None if a table cannot be compressed."""
+    if not tables or any("error" in table for table in tables):
+        return None
+    if record is not None:
+        embeddings, model = model_sizes(checkpoint.weights, record, tables)
+        return {"embeddings": embeddings, "model": model}
+    full = stored_bytes([checkpoint.weights[f"{table['path']}.weight"] for table in tables])
+    small = sum(table["compact_bytes"] for table in tables)
+    whole = stored_bytes(checkpoint.weights)
+    return {"embeddings": Change(full, small), "model": Change(whole, whole - full + small)}
 
 
 def _dpq(
@@ -129,65 +196,6 @@ def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, An
             facts["error"] = str(error)
         out.append(facts)
     return out
-
-
-def _text(facts: dict[str, Any], args: argparse.Namespace) -> str:
-    lines = [
-        f"{printable(facts['checkpoint'])}: {facts['form']} form, {size(facts['file_bytes'])} bytes"
-    ]
-    if facts["optimizer_bytes"]:
-        lines[0] += f", {size(facts['optimizer_bytes'])} of them optimiser state"
-    if facts.get("source"):
-        lines[0] += f", made of {printable(facts['source'])}"
-    if not facts["embeddings"]:
-        return lines[0] + "\nno token embedding found"
-    full = facts["form"] == "full"
-    lines.append(text_table(_full_rows(facts, args) if full else _dpq_rows(facts)))
-    for table in facts["embeddings"]:
-        lines += notes(table)
-    for item in facts["left_alone"]:
-        text = f"not DPQ: {item['name']}, {size(item['bytes'])} bytes: {item['why']}"
-        lines.append(printable(text))
-    return "\n".join(lines)
-
-
-def _dpq_rows(facts: dict[str, Any]) -> list[list[str]]:
-    head = ["embedding", "table", "options", "stored", "compact", "CR formula", "CR measured"]
-    rows = [[*head, "bits/symbol", "entropy", "used codes min/median/max", "codes changed"]]
-    for table in facts["embeddings"]:
-        changed, entropy = table["changed"], table["entropy_bits_per_symbol"]
-        rows.append(
-            [
-                table["path"],
-                f"{table['num_embeddings']} x {table['embedding_dim']}",
-                table["description"],
-                size(table["stored_bytes"]),
-                size(table["compact_bytes"]),
-                f"{table['formula_cr']:.2f}",
-                f"{table['measured_cr']:.2f}",
-                str(table["bits_per_symbol"]),
-                "-" if entropy is None else f"{entropy:.1f}",
-                used_codes(table["used_codes"]),
-                "-" if changed is None else f"{100 * changed['codes']:.2f} %",
-            ]
-        )
-    return rows
-
-
-def _full_rows(facts: dict[str, Any], args: argparse.Namespace) -> list[list[str]]:
-    rows = [["embedding", "table", "bytes", f"at K={args.K} D={args.D}", "CR formula"]]
-    for table in facts["embeddings"]:
-        small = "error" not in table
-        rows.append(
-            [
-                table["path"],
-                f"{table['num_embeddings']} x {table['embedding_dim']}",
-                size(table["full_bytes"]),
-                size(table["compact_bytes"]) if small else table["error"],
-                f"{table['formula_cr']:.2f}" if small else "-",
-            ]
-        )
-    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,20 +9,38 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_bytes
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.quantizing import check_written, quantize_state
-from fairseq_dpq.checkpoints.report import table_facts
+from fairseq_dpq.checkpoints.report import (
+    could_follow,
+    left_alone,
+    model_sizes,
+    table_facts,
+)
+from fairseq_dpq.checkpoints.suggesting import HIGH
 from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
-from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table, used_codes
+from fairseq_dpq.cli.common import (
+    Bars,
+    add_common,
+    left_text,
+    notes,
+    run,
+    size,
+    text_table,
+    used_codes,
+)
 from fairseq_dpq.config import (
     PluginConfig,
     add_flags,
     flag,
     flag_fields,
+    say_flag_of,
 )
+from fairseq_dpq.fairseq_plugin.choosing import decoder_only
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.printable import printable
+from fairseq_dpq.size_report import Change, outlook, size_lines
 
 _DECODER = {"decoder_K": "K", "decoder_D": "D"}  # the decoder's own of an option
 _FLAGS = [f.name for f in flag_fields()]
@@ -156,18 +174,58 @@ def quantize(args: argparse.Namespace) -> None:
     tables = []
     for item in done:
         facts = table_facts(item.path, item.table, item.form, item.used)
-        tables.append({**facts, "relative_error": item.error})
+        better = item.better._asdict() if item.better else None
+        tables.append({**facts, "relative_error": item.error, "better": better})
+    new = Checkpoint(target, state, target.stat().st_size)
+    record = new.dpq_record()
+    left = left_alone(new, record)
+    small = Change(sum(item.before for item in done), sum(t["compact_bytes"] for t in tables))
+    after = model_sizes(new.weights, record, tables)[1].after
+    model = Change(stored_bytes(checkpoint.weights), after)
+    file = Change(checkpoint.file_bytes, new.file_bytes)
     facts = {
         "input": str(source),
         "output": str(target),
         "stage": "training" if args.trainable else "compact",
         "embeddings": tables,
-        "file": {"before": checkpoint.file_bytes, "after": target.stat().st_size},
+        "left_alone": left,
+        "sizes": {"embeddings": small.facts(), "model": model.facts(), "file": file.facts()},
     }
-    print(json.dumps(facts, indent=2) if args.json else _text(facts))
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return
+    lines = [*size_lines(small, model, file), *outlook(model, could_follow(left, tables))]
+    if args.trainable:
+        lines.append("(embeddings and model as they will be once compact)")
+    lines += _warnings(tables, args, options)
+    headline = f"{target} ({facts['stage']} form): a model {model.smaller()}"
+    print(_text(facts, [*lines, "", headline]))
 
 
-def _text(facts: dict[str, Any]) -> str:
+def _warnings(
+    tables: list[dict[str, Any]], args: argparse.Namespace, options: PluginConfig
+) -> list[str]:
+    """Tables of which much is lost, and what would lose less."""
+    lines = []
+    for table in tables:
+        if table["relative_error"] <= HIGH:
+            continue
+        text = f"warning: {table['path']} loses {100 * table['relative_error']:.1f} % of its norm"
+        better = table["better"]
+        if better is not None:
+            say = say_flag_of(options, decoder_only([table["path"], *table["aliases"]]))
+            text += (
+                f"; {say('D', better['D'])} would lose about {100 * better['error']:.1f} % "
+                f"(compression ratio {better['ratio']:.1f})"
+            )
+        else:
+            option = next(o for o in FORMS[table["form"]].options if type(o.default) is int)
+            text += f"; a larger {option.flag} loses less"
+        lines.append(text)
+    return lines
+
+
+def _text(facts: dict[str, Any], sizes: list[str]) -> str:
     head = ["embedding", "table", "stored as", "full", "compact", "CR formula", "CR measured"]
     rows = [[*head, "squared error", "used codes min/median/max"]]
     lines = []
@@ -187,12 +245,11 @@ def _text(facts: dict[str, Any]) -> str:
             ]
         )
         lines += notes(table)
-    file = facts["file"]
-    lines.append(
-        f"{printable(facts['output'])} ({facts['stage']} form): {size(file['before'])} -> "
-        f"{size(file['after'])} bytes"
+    for item in facts["left_alone"]:
+        lines.append(printable(f"left full: {left_text(item)}"))
+    return "\n".join(
+        [text_table(rows), "", *lines, *([""] if lines else []), *map(printable, sizes)]
     )
-    return "\n".join([text_table(rows), "", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-from sacrebleu.metrics import BLEU
-
+from fairseq_dpq.cli.common import missing_extra
 from fairseq_dpq.datasets.detokenize import detokenize
 
 _LINE = re.compile(r"D-(\d+)\t[^\t]*\t(.*)")
@@ -46,6 +45,8 @@ def read_translations(path: Path) -> list[str]:
 
 def score(translations: Sequence[str], references: Sequence[str], tokenize: str) -> list[str]:
     """BLEU and the signature that says how it was counted."""
+    from sacrebleu.metrics import BLEU
+
     if len(translations) != len(references):
         raise ScoreError(
             f"{len(translations)} translations, but {len(references)} reference lines; generate "
@@ -84,6 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.tokenized_reference:
             lines = score(translations, read_lines(args.tokenized_reference), "none")
             print(f"tokenised {lines[0]}\n  sacreBLEU {lines[1]}")
+    except ModuleNotFoundError as error:
+        if not missing_extra(error):
+            raise
+        print(f"{parser.prog}: error: {missing_extra(error)}", file=sys.stderr)
+        return 2
     except ScoreError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2

@@ -19,8 +19,8 @@ def require_fairseq() -> None:
     """Fail before the download if fairseq, which the last step needs, is missing."""
     if importlib.util.find_spec("fairseq_cli") is None:
         raise PrepareError(
-            f"fairseq is not installed for {sys.executable}; install it or set PYTHON to the "
-            "interpreter that has it"
+            f"fairseq is not installed for {sys.executable}; pip install 'fairseq-dpq[fairseq]', "
+            "or set PYTHON to the interpreter that has it"
         )
 
 

@@ -11,6 +11,15 @@ from fairseq_dpq.config import DPQConfigError
 
 Paths = Sequence[str]
 
+# Output layers by the last part of their path, and how each is tied to its token table.
+TIED_BY = {
+    "output_projection": "--share-decoder-input-output-embed",
+    "fc_out": "--share-decoder-input-output-embed",
+    "fc3": "--share-input-output-embed",
+    "lm_head": "--untie-weights-roberta left out",
+    "embed_out": "--share-encoder-input-output-embed",
+}
+
 
 def in_decoder(path: str) -> bool:
     """Whether a path is in a decoder: `decoder.embed_tokens`, `decoders.de.embed_tokens`."""

@@ -10,7 +10,15 @@ import functools
 from typing import Any, Callable
 
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.fairseq_plugin import gate, options, replace, resume, schedule, training
+from fairseq_dpq.fairseq_plugin import (
+    gate,
+    options,
+    replace,
+    resume,
+    schedule,
+    tensorboard,
+    training,
+)
 from fairseq_dpq.fairseq_plugin.configs import (
     delete_options,
     get_option,
@@ -19,6 +27,7 @@ from fairseq_dpq.fairseq_plugin.configs import (
     set_options,
     write_record,
 )
+from fairseq_dpq.marker import marked
 from fairseq_dpq.record import RECORD_KEY
 
 _ALL_KEYS = [*options.KEYS, RECORD_KEY]
@@ -163,16 +172,29 @@ def prepare_sample(old: Callable) -> Callable:
 
 
 def reduce_and_log_stats(old: Callable) -> Callable:
-    """Log the regulariser with each batch, and code use with each validation."""
+    """Log the regulariser with each batch, and code use every so many updates."""
 
     @functools.wraps(old)
     def reduce(self: Any, logging_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         training.log_regularizer(logging_outputs)
-        if not self.model.training and hasattr(self, "_dpq_watch"):
+        if not hasattr(self, "_dpq_interval"):
+            self._dpq_interval = options.read_options(self.cfg.model).log_interval
+        every = self._dpq_interval
+        if self.model.training and every and self.get_num_updates() % every == 0:
+            _look(self)
+        if hasattr(self, "_dpq_watch"):
             self._dpq_watch.log()
         return old(self, logging_outputs, *args, **kwargs)
 
     return reduce
+
+
+def _look(trainer: Any) -> None:
+    """Measure code use, unless it has been measured after this update."""
+    if not hasattr(trainer, "_dpq_watch"):
+        trainer._dpq_watch = training.CodeWatch()
+    model, updates = trainer.get_model(), trainer.get_num_updates()
+    trainer._dpq_watch.look(model, updates, tensorboard.writer(trainer.cfg))
 
 
 def begin_valid_epoch(old: Callable) -> Callable:
@@ -180,9 +202,7 @@ def begin_valid_epoch(old: Callable) -> Callable:
 
     @functools.wraps(old)
     def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(self, "_dpq_watch"):
-            self._dpq_watch = training.CodeWatch()
-        self._dpq_watch.look(self.get_model(), self.get_num_updates())
+        _look(self)
         return old(self, *args, **kwargs)
 
     return begin
@@ -215,6 +235,17 @@ def load_checkpoint(old: Callable) -> Callable:
             _restoring.pop()
 
     return load
+
+
+def state_dict(old: Callable) -> Callable:
+    """Mark a checkpoint with DPQ tables, so that a process without the plugin names it."""
+
+    @functools.wraps(old)
+    def state(self: Any) -> dict[str, Any]:
+        own = old(self)
+        return own if read_record(self.cfg.model) is None else marked(own)
+
+    return state
 
 
 def load_checkpoint_to_cpu(old: Callable) -> Callable:

@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional
 from fairseq_dpq.config import (
     DPQConfigError,
     PluginConfig,
+    add_lower_case,
     flag,
     flag_default,
     flag_fields,
@@ -93,6 +94,7 @@ def add_to_parser(parser: Any) -> None:
     """Add the DPQ options to a parser, as a separate group."""
     group = parser.add_argument_group("DPQ", "compress embedding tables (turned on by --dpq-K)")
     _add_dataclass(group)
+    add_lower_case(group, [f.name for f in flag_fields()])
 
 
 def add_to_all_tasks() -> None:

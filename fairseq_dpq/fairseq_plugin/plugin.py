@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Any, Iterator
 
+from fairseq_dpq import marker
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.printable import printable
 
@@ -18,6 +19,7 @@ def register() -> None:
         from fairseq_dpq.fairseq_plugin import compat, options
 
         compat.apply()
+        marker.allow()
         import fairseq_dpq.models
         import fairseq_dpq.optim
         import fairseq_dpq.tasks  # noqa: F401

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_dpq.config import (
     DPQConfig,
@@ -21,10 +21,12 @@ from fairseq_dpq.config import (
     say_flag_of,
 )
 from fairseq_dpq.fairseq_plugin import resume, schedule
-from fairseq_dpq.fairseq_plugin.choosing import choose, decoder_only
+from fairseq_dpq.fairseq_plugin.choosing import TIED_BY, choose, decoder_only
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding, form_class, tie_output
 from fairseq_dpq.record import Table, TablesRecord
+from fairseq_dpq.size_report import Change, Left, outlook, share
+from fairseq_dpq.sizes import bits_note
 
 logger = logging.getLogger("fairseq_dpq")
 
@@ -82,6 +84,7 @@ def replace_tables(
     left open keep the values that they took there.
     """
     tables = find_tables(model)
+    whole = sum(_nbytes(parameter) for parameter in model.parameters())
     chosen = _choose(tables, options, model)
     for name in ("decoder_K", "decoder_D"):
         if getattr(options, name) and not any(found.decoder for found in chosen):
@@ -128,6 +131,7 @@ def replace_tables(
         _put(model, found, table)
         record.tables[found.path] = _describe(found, config)
     _report(tables, record)
+    _report_sizes(model, whole, tables, record)
     return record
 
 
@@ -235,3 +239,44 @@ def _report(tables: list[Found], record: TablesRecord) -> None:
             text += f", tied to {', '.join(table.tied)}"
         ratio = c.compression_ratio(table.num_embeddings, table.embedding_dim)
         logger.info(f"{found.path}: {text}; compression ratio {ratio:.1f} once compact")
+        if c.method_object.has_codes and bits_note(c.K):
+            logger.info(f"{found.path}: {bits_note(c.K)}")
+
+
+def _report_sizes(model: nn.Module, whole: int, tables: list[Found], record: TablesRecord) -> None:
+    """Log what share of the model the tables are, and what compressing the others would bring."""
+    full = compact = 0
+    left, shapes = [], set()
+    first = next(iter(record.tables.values()))
+    ratio = first.config.compression_ratio(first.num_embeddings, first.embedding_dim)
+    for found in tables:
+        table = record.tables.get(found.path)
+        if table is not None:
+            size = table.num_embeddings, table.embedding_dim
+            full += 4 * size[0] * size[1]
+            compact += table.config.compact_bits(*size) // 8
+            shapes.add(size)
+        elif isinstance(found.module, nn.Embedding):
+            nbytes = _nbytes(found.module.weight)
+            left.append(Left(found.path, nbytes, int(nbytes / ratio), "--dpq-embeddings all"))
+            shapes.add((found.module.num_embeddings, found.module.embedding_dim))
+    tied = {path for found in tables for path, _, _ in found.tied}
+    for path, module in model.named_modules():
+        name = path.split(".")[-1]
+        weight: Any = getattr(module, "weight", None)
+        own = name in TIED_BY and path not in tied and isinstance(weight, nn.Parameter)
+        if own and tuple(weight.shape) in shapes:
+            left.append(Left(path, _nbytes(weight), 0, TIED_BY[name]))
+    embeddings, model_size = Change(full, compact), Change(whole, whole - full + compact)
+    for what, change, note in (
+        ("embeddings", embeddings, f"{share(full, whole)} of the model"),
+        ("model", model_size, "without optimiser state"),
+    ):
+        sizes = f"{change.before:,} -> {change.after:,} bytes once compact"
+        logger.info(f"{what}: {sizes}, {change.smaller()} ({note})")
+    for line in outlook(model_size, left):
+        logger.info(line)
+
+
+def _nbytes(weight: Tensor) -> int:
+    return weight.numel() * weight.element_size()

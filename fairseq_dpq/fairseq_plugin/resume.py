@@ -9,8 +9,17 @@ from typing import Any
 
 import torch
 
-from fairseq_dpq.config import DPQConfig, DPQConfigError, flag, say_flag
+from fairseq_dpq.config import (
+    DPQConfig,
+    DPQConfigError,
+    PluginConfig,
+    flag,
+    flag_fields,
+    say_flag,
+)
 from fairseq_dpq.fairseq_plugin.configs import get_option, read_record
+from fairseq_dpq.fairseq_plugin.options import has_options, read_options
+from fairseq_dpq.methods import METHODS
 from fairseq_dpq.record import Table, TablesRecord
 
 # Options that change the shapes of tensors; the others may change if the optimiser is reset.
@@ -59,7 +68,8 @@ def adopt(config: DPQConfig, before: Table, record: TablesRecord) -> DPQConfig:
 
 def check_restore(model_cfg: Any, state: Any, filename: str, reset_optimizer: bool) -> None:
     """Compare a checkpoint's DPQ tables with those of the model that would load it."""
-    saved = read_record(_model_cfg(state))
+    saved_cfg = _model_cfg(state)
+    saved = read_record(saved_cfg)
     current = read_record(model_cfg)
     if saved is not None and saved.stage == "compact":
         source = f": {saved.source}" if saved.source else ""
@@ -72,28 +82,30 @@ def check_restore(model_cfg: Any, state: Any, filename: str, reset_optimizer: bo
     if current is None:
         assert saved is not None
         raise DPQConfigError(
-            f"{filename} was trained with DPQ ({_flags(saved)}), but this command has no DPQ "
-            "options; give it the same ones"
+            f"{filename} was trained with DPQ, but this command has no DPQ options. Add "
+            f"{_flags(saved_cfg, saved)}"
         )
     if saved is None:
         if not reset_optimizer:
             raise DPQConfigError(
-                f"{filename} has full tables, but this command asks for DPQ ({_flags(current)}). "
+                f"{filename} has full tables, but this command asks for DPQ "
+                f"({_flags(model_cfg, current)}). "
                 "To start the DPQ tables from them by k-means, use --finetune-from-model "
                 f"{filename}, or --restore-file with --reset-optimizer --reset-lr-scheduler "
                 "--reset-dataloader --reset-meters"
             )
         return
-    _same_tables(saved, current, filename, reset_optimizer)
+    _same_tables(saved, current, filename, reset_optimizer, _flags(saved_cfg, saved))
 
 
 def _same_tables(
-    saved: TablesRecord, current: TablesRecord, filename: str, reset_optimizer: bool
+    saved: TablesRecord, current: TablesRecord, filename: str, reset_optimizer: bool, flags: str
 ) -> None:
     if list(saved.tables) != list(current.tables):
         raise DPQConfigError(
             f"{filename} has DPQ tables at {', '.join(saved.tables)}; with this command's "
-            f"--dpq-embeddings they are at {', '.join(current.tables)}"
+            f"--dpq-embeddings they are at {', '.join(current.tables)}. The checkpoint's options: "
+            f"{flags}"
         )
     differences, shapes = [], False
     for path, before in saved.tables.items():
@@ -109,7 +121,7 @@ def _same_tables(
         raise DPQConfigError(
             f"{filename} was trained with DPQ options other than those of this command: "
             + "; ".join(differences)
-            + f". Use the checkpoint's options, {other}"
+            + f". Use the checkpoint's options ({flags}), {other}"
         )
 
 
@@ -119,15 +131,17 @@ def _both(name: str, old: Any, new: Any) -> str:
     return f"{flag(name)} {old} in the checkpoint, {new} here"
 
 
-def _flags(record: TablesRecord) -> str:
-    """The options of the first table as flags to paste: its size, and all that were given."""
+def _flags(cfg: Any, record: TablesRecord) -> str:
+    """The DPQ options of a model's config as flags to paste: its size, and all that were given."""
     table: Table = next(iter(record.tables.values()))
-    config = table.config
-    size = [config.method_object.switch, *(["D"] if config.method_object.has_codes else [])]
-    shown = [*size, "method"]
-    for f in fields(DPQConfig):
-        value = getattr(config, f.name)
-        given = f.default is not None and value != f.default  # what was left open is taken over
-        if f.name not in shown and not f.metadata.get("no_flag") and given:
+    given = read_options(cfg) if has_options(cfg) else PluginConfig(**table.config.layer_options())
+    method = METHODS[given.method]
+    shown = [method.switch, *(["D"] if method.has_codes else []), "method"]
+    others = [f for f in flag_fields() if getattr(given, f.name) not in (None, f.default)]
+    layer = {f.name for f in fields(DPQConfig)}
+    for f in others:
+        # Options of version 0.1 had other defaults, and are taken over.
+        own = f.name in (_SHAPES if record.version == 1 else method.options) or f.name not in layer
+        if own and f.name not in shown:
             shown.append(f.name)
-    return " ".join(say_flag(name, getattr(config, name)) for name in shown)
+    return " ".join(say_flag(name, getattr(given, name)) for name in shown)

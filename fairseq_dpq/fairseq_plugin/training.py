@@ -6,6 +6,7 @@ They are added once, scaled by the criterion's sample size.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.codes import code_usage
+from fairseq_dpq.codes import code_counts, usage_of_counts
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.embedding import DPQEmbedding
+from fairseq_dpq.fairseq_plugin import tensorboard
 from fairseq_dpq.statistics import WarmUp
 
 logger = logging.getLogger("fairseq_dpq")
@@ -109,7 +111,7 @@ def _number(value: Any) -> float:
 
 
 class CodeWatch:
-    """Tracks the codes of a model's tables across validations."""
+    """Follows the codes of a model's tables through a training."""
 
     def __init__(self) -> None:
         self.codes: dict[str, Tensor] = {}
@@ -117,25 +119,29 @@ class CodeWatch:
         self.stats: dict[str, float] = {}
 
     @torch.no_grad()
-    def look(self, model: nn.Module, updates: int) -> None:
-        """Compute code use, entropy and change, once for each validation."""
+    def look(self, model: nn.Module, updates: int, writer: Any = None) -> None:
+        """Log code use, entropy and change of each table, once for each number of updates."""
         tables = [(name, table) for name, table in named_tables(model) if table.has_codes]
         if not tables or updates == self.updates:
             return
-        self.updates = updates
+        before, self.updates = self.updates, updates
         rows: list[dict[str, float]] = []
+        full = compact = 0.0
         for name, table in tables:
             if table.is_plain:
                 now, last = WarmUp.progress(dict(table.named_buffers()))
                 logger.info(f"{name}: no codes yet, update {now} of {last} of the warm-up")
                 continue
             codes = table.codes().cpu()
-            row = self._row(name, table, codes)
+            counts = code_counts(codes, table.config.K, table.padding_idx)
+            row = self._row(name, table, codes, counts)
             rows.append(row)
             text = f"{row['used']:.1%} of codes used, entropy {row['entropy']:.2f} bits"
             if "changed" in row:
-                text += f", {row['changed']:.2%} changed since the last validation"
-            logger.info(f"{name}: {text}")
+                text += f", {row['changed']:.2%} changed since update {before}"
+            logger.info(f"{name}: {text}, compression ratio {row['ratio']:.1f} (update {updates})")
+            if writer is not None:
+                tensorboard.write(writer, name, row, counts, updates)
             possible = math.log2(min(table.config.K, table.num_embeddings))
             if row["used"] < _COLLAPSED or row["entropy"] < _COLLAPSED * possible:
                 logger.warning(
@@ -143,17 +149,23 @@ class CodeWatch:
                     "--dpq-reseed-after 1000"
                     + "".join(f" or {hint}" for hint in table.method.collapse_hints)
                 )
+            full += table.num_embeddings * table.embedding_dim
+            compact += table.num_embeddings * table.embedding_dim / row["ratio"]
         if not rows:
             return
         keys = [k for k in ("used", "entropy", "changed") if all(k in row for row in rows)]
         self.stats = {f"dpq_{k}": sum(row[k] for row in rows) / len(rows) for k in keys}
+        self.stats["dpq_ratio"] = full / compact
 
-    def _row(self, name: str, table: DPQEmbedding, codes: Tensor) -> dict[str, float]:
-        usage = code_usage(codes, table.config.K, table.padding_idx)
+    def _row(
+        self, name: str, table: DPQEmbedding, codes: Tensor, counts: Tensor
+    ) -> dict[str, float]:
+        usage = usage_of_counts(counts)
         possible = min(table.config.K, table.num_embeddings)
         row = {
             "used": usage["used"].float().mean().item() / possible,
             "entropy": usage["entropy"].mean().item(),
+            "ratio": table.compression_ratio(),
         }
         before = self.codes.get(name)
         if before is not None and before.shape == codes.shape:
@@ -162,8 +174,12 @@ class CodeWatch:
         return row
 
     def log(self) -> None:
-        """Log the last statistics in fairseq's metrics."""
+        """Log the last statistics in fairseq's metrics, as they are: not averaged over updates."""
         from fairseq.logging import metrics
 
-        for key, value in self.stats.items():
-            metrics.log_scalar(key, value, 1, priority=160, round=4)
+        for key in self.stats:
+            value = functools.partial(self._value, key)
+            metrics.log_derived(key, value, priority=160)
+
+    def _value(self, key: str, meters: Any) -> float:
+        return round(self.stats.get(key, math.nan), 4)

@@ -34,7 +34,11 @@ class VQ(KeyedMethod):
             "distance",
             "vq compares by euclidean distance only; leave it out, or use " + say("method", "sx"),
         )
-        need(c.reg_weight >= 0, "reg_weight", "must not be negative; try 1.0")
+        need(
+            c.reg_weight is None or c.reg_weight >= 0,
+            "reg_weight",
+            "must not be negative; try 1.0",
+        )
         need(
             c.commitment is None or c.commitment >= 0,
             "commitment",
@@ -56,7 +60,12 @@ class VQ(KeyedMethod):
 
     def defaults(self, c: Options, tied: bool, max_update: int) -> dict[str, Any]:
         # The nearest centroid gives the code; normalised distances often prefer another.
-        own = {"commitment": 0.5, "ema_decay": 0.99, "normalize": c.batch_stats}
+        own = {
+            "reg_weight": 1.0,
+            "commitment": 0.5,
+            "ema_decay": 0.99,
+            "normalize": c.batch_stats,
+        }
         return {**super().defaults(c, tied, max_update), **own}
 
     def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:

@@ -13,6 +13,7 @@ from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_bytes, stored_
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.cli import compact
 from fairseq_dpq.fairseq_plugin.configs import read_record
+from fairseq_dpq.marker import KEY
 from helpers.toy_checkpoints import ALIAS, PATH, load, make_layer, save_toy
 
 OPTIONS = {
@@ -97,7 +98,7 @@ def test_everything_else_stays_and_training_goes(tmp_path) -> None:
     fc = [new["model"][f"{side}.fc.weight"].data_ptr() for side in ("encoder", "decoder")]
     assert fc[0] == fc[1]
     assert stored_bytes(new["model"]["decoder.view"]) == 40
-    assert set(new) == {*state} - {"last_optimizer_state", "criterion"}
+    assert set(new) == {*state, KEY} - {"last_optimizer_state", "criterion"}
     assert new["optimizer_history"][-1]["num_updates"] == 7
     # the file's own objects are not written to
     checkpoint = Checkpoint.load(source)

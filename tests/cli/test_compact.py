@@ -42,17 +42,38 @@ def test_report_in_numbers(tmp_path, capsys) -> None:
     real = [i for i in range(1000) if i != 1]  # padding uses no code
     used = sorted(len(layer.codes()[real, j].unique()) for j in range(4))
     assert table["used_codes"] == {"min": used[0], "median": used[2], "max": used[3]}
-    file = facts["file"]
-    assert file["before"] == source.stat().st_size and file["after"] == target.stat().st_size
-    assert file["saved_query"] == 64_000 and file["saved_optimizer"] == 128_000
-    assert sum(file[f"saved_{x}"] for x in ("query", "optimizer", "other")) == file["saved"]
+    # All else that the model holds: one tied pair, positions, a version
+    rest = 4 * 16 * 8 + 4 * 20 * 4 + 4
+    assert facts["sizes"] == {
+        "embeddings": {"before": 64_000, "after": 2544, "ratio": 64_000 / 2544},
+        "model": {
+            "before": 64_000 + rest,
+            "after": 2544 + rest,
+            "ratio": (64_000 + rest) / (2544 + rest),
+        },
+        "file": {
+            "before": source.stat().st_size,
+            "after": target.stat().st_size,
+            "ratio": source.stat().st_size / target.stat().st_size,
+        },
+    }
+    assert facts["dropped"] == {"query": 64_000, "optimizer": 128_000}
     assert [item["name"] for item in facts["left_alone"]] == ["decoder.embed_positions.weight"]
     assert facts["verified"] is True
 
     assert compact.main([str(source), str(target), "--force", "--no-verify"]) == 0
     shown = capsys.readouterr().out
-    for text in ("1000 x 16", "sx K=8 D=4", "2,544", "31.81", "25.16", "-64,000", "-128,000"):
+    for text in ("1000 x 16", "sx K=8 D=4", "2,544", "31.81", "25.16"):
         assert text in shown
+    before, after = source.stat().st_size, target.stat().st_size
+    lines = shown.splitlines()
+    at = lines.index("embeddings   64,000 -> 2,544 bytes, 25.16x smaller (98.7 % of the model)")
+    assert lines[at + 1 : at + 3] == [
+        "model        64,836 -> 3,380 bytes, 19.18x smaller (without optimiser state)",
+        f"file        {before:,} -> {after:,} bytes, {before / after:.2f}x smaller (without 64,000 "
+        "of queries and 128,000 of optimiser state)",
+    ]
+    assert lines[-1] == f"{target}: a model 19.18x smaller; not verified"
     assert "also decoder.embed_tokens, tied to decoder.output_projection; stored once" in shown
     assert "positions, not tokens" in shown and "not verified" in shown
 

@@ -170,4 +170,7 @@ def test_a_compact_checkpoint_in_every_other_command(corpus, tmp_path, capsys) -
     capsys.readouterr()
     assert inspect.main([str(trained), str(small), "--debug"]) == 0
     shown = capsys.readouterr().out
-    assert "training form" in shown and f"compact form, {small.stat().st_size:,} bytes" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    forms = {row[1]: row[-1] for row in rows if len(row) > 1 and row[1] in ("training", "compact")}
+    assert forms["training"] == f"{trained.stat().st_size:,}"
+    assert forms["compact"] == f"{small.stat().st_size:,}"

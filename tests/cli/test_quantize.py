@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from fractions import Fraction
 
@@ -129,6 +130,77 @@ def test_which_tables(tmp_path, capsys) -> None:
     argv[0] = str(tmp_path / "o.pt")
     assert quantize.main([*argv, "2"]) == 2
     assert "has DPQ tables already" in capsys.readouterr().err
+
+
+def test_says_what_is_left_full_and_what_the_whole_model_saves(tmp_path, capsys) -> None:
+    torch.manual_seed(3)
+    more = {
+        "decoder.embed_tokens.weight": torch.randn(500, 8),
+        "decoder.output_projection.weight": torch.randn(500, 8),
+        "decoder.fc.weight": torch.randn(50, 8),
+    }
+    source, target = _full(tmp_path / "full.pt", torch.randn(500, 8), **more), tmp_path / "o.pt"
+    assert quantize.main([str(source), str(target), "--dpq-K", "32", "--dpq-D", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    small = 500 * 3 + 4 * 32 * 8 + 32  # 20 bits take 3 bytes a row
+    rest = 2 * 16_000 + 1600
+    sizes = {"before": source.stat().st_size, "after": target.stat().st_size}
+    for line in (
+        "left full: decoder.embed_tokens.weight, 16,000 bytes: a full table: not among "
+        "--dpq-embeddings",
+        "left full: decoder.output_projection.weight, 16,000 bytes: an output layer with weights "
+        "of its own",
+        f"embeddings  16,000 ->  {small:,} bytes, {16_000 / small:.2f}x smaller (32.3 % of the "
+        "model)",
+        f"model       {16_000 + rest:,} -> {small + rest:,} bytes, 1.37x smaller (without "
+        "optimiser state)",
+        f"file        {sizes['before']:,} -> {sizes['after']:,} bytes, "
+        f"{sizes['before'] / sizes['after']:.2f}x smaller",
+    ):
+        assert line in lines
+    assert lines[-1] == f"{target} (compact form): a model 1.37x smaller"
+    assert not any("warning" in line for line in lines)
+
+
+def test_a_high_error_is_a_warning_with_a_better_D(tmp_path, capsys) -> None:
+    """16 normal numbers at once lose most; at the D that the warning names, what it says."""
+    torch.manual_seed(4)
+    table = torch.randn(600, 64)
+    source, target = _full(tmp_path / "full.pt", table), tmp_path / "o.pt"
+    argv = [str(source), str(target), "--force", "--dpq-K", "16"]
+    assert quantize.main([*argv, "--dpq-D", "4"]) == 0
+    warning = re.search(
+        r"^warning: encoder.embed_tokens loses (\S+) % of its norm; --dpq-D (\d+) would lose about "
+        r"(\S+) % \(compression ratio (\S+)\)$",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
+    assert warning is not None
+    lost, better, promised, ratio = map(float, warning.groups())
+    assert lost > 60 and better == 32
+    (table_facts,) = _facts(capsys, *argv, "--dpq-D", int(better))["embeddings"]
+    assert 100 * table_facts["relative_error"] == pytest.approx(promised, abs=1)
+    assert table_facts["formula_cr"] == pytest.approx(ratio, abs=0.05)
+    assert table_facts["better"] is None
+    rank = [*argv[:3], "--form", "low_rank", "--dpq-rank", "8"]
+    assert quantize.main(rank) == 0
+    assert "; a larger --dpq-rank loses less" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shared", [[], ["--dpq-share-subspaces"]])
+def test_trainable_vq_starts_no_worse_than_plain_product_quantisation(
+    tmp_path, capsys, shared
+) -> None:
+    torch.manual_seed(5)
+    table = torch.randn(700, 16) * torch.rand(700, 1)
+    table[1] = 0
+    source = _full(tmp_path / "full.pt", table)
+    flags = ["--dpq-K", 16, "--dpq-D", 4, "--force", *shared]
+    errors = []
+    for more in ([], ["--trainable", "--dpq-method", "vq"]):
+        facts = _facts(capsys, source, tmp_path / "o.pt", *flags, *more)
+        errors.append(facts["embeddings"][0]["relative_error"])
+    assert errors[1] <= errors[0] * (1 + 1e-6)
 
 
 def test_trust_goes_for_what_is_written_too(tmp_path, capsys) -> None:

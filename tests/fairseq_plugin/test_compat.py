@@ -348,6 +348,32 @@ def test_user_dir_may_be_imported_before(work: Path) -> None:
     assert "not globally unique" in fsq.run([*command, "patched"], cwd=work, ok=False).stderr
 
 
+BY_NAME = """
+import sys
+from argparse import Namespace
+import fairseq_dpq
+from fairseq.utils import import_user_module
+sys.path.insert(0, "elsewhere")
+import_user_module(Namespace(user_dir=sys.argv[1]))
+print("late_arch_for_user_dir" in sys.modules)
+"""
+
+
+def test_user_dir_may_be_the_name_of_any_package(work: Path) -> None:
+    """fairseq looks for folders here and beside itself; with the plugin, also where Python does."""
+    (work / "elsewhere" / "late_arch_for_user_dir").mkdir(parents=True)
+    (work / "elsewhere" / "late_arch_for_user_dir" / "__init__.py").touch()
+    command = [sys.executable, "-c", BY_NAME]
+    assert fsq.run([*command, "late_arch_for_user_dir"], cwd=work).stdout == "True\n"
+    done = fsq.run([*command, "fairseq_dqp"], cwd=work, ok=False)
+    assert done.stderr.splitlines()[-1] == (
+        "fairseq_dpq: error: --user-dir fairseq_dqp: there is no such folder here or beside "
+        "fairseq, and no Python package of that name; the plugin is fairseq_dpq, in "
+        f"{os.path.realpath(fsq.USER_DIR)}"
+    )
+    assert "Traceback" not in done.stderr
+
+
 # ------------------------------------------------------------------------------------- apply
 
 

@@ -90,3 +90,14 @@ def test_many_groups_take_no_time(tmp_path) -> None:
     layer = make_layer(n=3, d=20_000, K=2, D=20_000)
     source = save_toy(tmp_path / "in.pt", layer)
     assert compact.main([str(source), str(tmp_path / "out.pt")]) == 0
+
+
+def test_a_default_that_older_records_have_is_let_through(tmp_path, capsys) -> None:
+    """They name the weight of vq's regulariser with sx too; any other weight is a claim."""
+    for weight, code in ((1.0, 0), (2.0, 2)):
+        path = save_toy(tmp_path / "in.pt")
+        state = load(path)
+        _option(reg_weight=weight)(state)
+        torch.save(state, path)
+        assert inspect.main([str(path)]) == code
+    assert "reg_weight=2.0 has no effect with method='sx'" in capsys.readouterr().err

@@ -63,6 +63,14 @@ def test_an_invalid_option_is_a_one_line_error(corpus, tmp_path) -> None:
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.parametrize("wrong", ["--dpq-k", "--dpq-d", "--dpq-decoder-k"])
+def test_a_flag_in_the_wrong_case_names_the_right_one(wrong, tmp_path, capsys) -> None:
+    right = wrong[:-1] + wrong[-1].upper()
+    with pytest.raises(SystemExit):
+        train(tmp_path, tmp_path / "ck", *TRANSFORMER, dpq=f"{wrong} 8")
+    assert f"error: argument {wrong}: did you mean {right}?" in capsys.readouterr().err
+
+
 def test_options_survive_a_round_trip_through_a_config() -> None:
     chosen = PluginConfig(K=5, D=4, normalize=False, key_dim=3, distance="cosine", tau=0.5)
     assert options.read_options(chosen.to_keys()) == chosen
@@ -80,6 +88,10 @@ def test_options_survive_a_round_trip_through_a_config() -> None:
         (
             "--dpq-K 8 --dpq-ema-decay 0.9",
             r"--dpq-ema-decay 0.9 has no effect with.* use --dpq-method vq",
+        ),
+        (
+            "--dpq-K 8 --dpq-reg-weight 1",
+            r"--dpq-reg-weight 1.0 has no effect with --dpq-method sx; use --dpq-method vq",
         ),
         ("--dpq-D 8", r"--dpq-D 8 has no effect without --dpq-K"),
         (
@@ -135,6 +147,8 @@ def test_decoder_has_its_own_K_and_D(corpus, tmp_path) -> None:
     assert model["encoder.embed_tokens.values"].shape == (4, 8, 8)
     assert model["decoder.embed_tokens.values"].shape == (16, 5, 2)
     assert "encoder.embed_tokens: 64 x 32 -> DPQ sx K=8 D=4; compression ratio" in log
+    assert "decoder.embed_tokens: K=5 takes 3 bits a code, as K=8 does; K=4 takes 2" in log
+    assert "encoder.embed_tokens: K=8" not in log
 
 
 @pytest.mark.parametrize("data", ["corpus", "lm"])

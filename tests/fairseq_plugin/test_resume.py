@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from fairseq_dpq import DPQEmbedding
-from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.config import DPQConfigError, PluginConfig
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding
+from fairseq_dpq.fairseq_plugin.resume import check_restore
+from fairseq_dpq.record import RECORD_KEY, Table, TablesRecord
 from helpers.plugin_runs import TRANSFORMER, last, train
 
 pytestmark = pytest.mark.slow
@@ -41,10 +43,14 @@ def resume(corpus, tmp_path, checkpoint, dpq: str, *flags: str) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("", r"trained with DPQ \(--dpq-K 8 --dpq-D 4 --dpq-method sx\).*has no DPQ options"),
+        (
+            "",
+            r"has no DPQ options\. Add --dpq-K 8 --dpq-D 4 --dpq-method sx --dpq-embeddings all$",
+        ),
         (
             "--dpq-K 16 --dpq-D 4 --dpq-embeddings all",
-            r"--dpq-K 8 in the checkpoint, 16 here\. .*another --save-dir$",
+            r"--dpq-K 8 in the checkpoint, 16 here\. .*\(--dpq-K 8 --dpq-D 4 --dpq-method sx "
+            r"--dpq-embeddings all\), use another --save-dir$",
         ),
         (
             SX + " --dpq-tau 2",
@@ -53,13 +59,38 @@ def resume(corpus, tmp_path, checkpoint, dpq: str, *flags: str) -> str:
         (SX + " --dpq-no-normalize", r"--dpq-no-normalize False in the checkpoint, True here"),
         (
             "--dpq-K 8 --dpq-D 4",
-            r"tables at decoder.embed_tokens, encoder.embed_tokens; .* at encoder.embed_tokens",
+            r"tables at decoder.embed_tokens, encoder.embed_tokens; .* at encoder.embed_tokens\. "
+            r".*: --dpq-K 8 --dpq-D 4 --dpq-method sx --dpq-embeddings all$",
         ),
     ],
 )
 def test_other_or_forgotten_options(corpus, dpq, tmp_path, options, message) -> None:
     with pytest.raises(DPQConfigError, match=message):
         resume(corpus, tmp_path, dpq, options)
+
+
+def test_flags_to_paste_are_all_that_were_given() -> None:
+    """Resume checks a checkpoint against a command; no training is needed to see its text."""
+    given = PluginConfig(
+        K=8,
+        D=4,
+        method="vq",
+        embeddings="all",
+        decoder_K=16,
+        normalize=False,
+        share_subspaces=True,
+        ema_decay=0.0,
+        warmup_updates=0,
+    )
+    table = Table(20, 8, 1, given.table_config(False).resolved().layer_options())
+    cfg = {**given.to_keys(), RECORD_KEY: TablesRecord({"encoder.embed_tokens": table}).to_json()}
+    with pytest.raises(DPQConfigError) as error:
+        check_restore({}, {"cfg": {"model": cfg}}, "x.pt", False)
+    assert str(error.value) == (
+        "x.pt was trained with DPQ, but this command has no DPQ options. Add --dpq-K 8 --dpq-D 4 "
+        "--dpq-method vq --dpq-share-subspaces --dpq-no-normalize --dpq-ema-decay 0.0 "
+        "--dpq-warmup-updates 0 --dpq-embeddings all --dpq-decoder-K 16"
+    )
 
 
 def test_training_options_may_change_with_a_reset_optimizer(corpus, dpq, tmp_path) -> None:

@@ -13,10 +13,11 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from fairseq_dpq.config import DPQConfigError
 from helpers import fsq
-from helpers.plugin_runs import TRANSFORMER, last, train
+from helpers.plugin_runs import TRANSFORMER, last, parameters, train
 
 pytestmark = pytest.mark.slow
 
+SMALL_DPQ = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all"
 VQ = "--dpq-K 8 --dpq-D 4 --dpq-method vq --dpq-ema-decay 0 --dpq-commitment 0 --seed 3 "
 
 
@@ -201,6 +202,68 @@ def test_validation_during_the_warmup_says_that_there_are_no_codes_yet(corpus, t
     log = train(corpus, tmp_path, *flags, updates=4, dpq=dpq)
     assert log.count("encoder.embed_tokens: no codes yet, update 1 of 2 of the warm-up") == 1
     assert len(re.findall(r"encoder.embed_tokens: [\d.]+% of codes used", log)) == 3
+
+
+@pytest.mark.parametrize("method", ["sx", "vq"])
+def test_codes_are_logged_between_validations(corpus, tmp_path, method) -> None:
+    """Every second update: a line and TensorBoard figures of each table, a mean in the log."""
+    dpq = f"--dpq-K 8 --dpq-D 4 --dpq-method {method} --dpq-warmup-updates 1 --dpq-ramp-updates 1 "
+    dpq += "--dpq-embeddings all --dpq-decoder-K 4 --dpq-log-interval 2"
+    flags = [*TRANSFORMER, "--disable-validation", "--tensorboard-logdir", str(tmp_path / "tb")]
+    log = train(corpus, tmp_path / "ck", *flags, updates=5, dpq=dpq)
+    own = r"{}: [\d.]+% of codes used, entropy [\d.]+ bits{}, compression ratio {} \(update {}\)"
+    for name, ratio in (("encoder", "7.3"), ("decoder", "14.2")):
+        path = f"{name}.embed_tokens"
+        assert len(re.findall(own.format(path, "", ratio, 2), log)) == 1
+        changed = r", [\d.]+% changed since update 2"
+        assert len(re.findall(own.format(path, changed, ratio, 4), log)) == 1
+    inner = [line for line in log.splitlines() if "train_inner" in line]
+    assert ["dpq_used" in line for line in inner] == [False, True, True, True, True]
+    assert "dpq_changed" not in inner[2] and re.search(r"dpq_changed=[\d.]+", inner[3])
+    n = 64
+    bits = n * 4 * (3 + 2) + 32 * 32 * (8 + 4)
+    assert f"dpq_ratio={round(2 * 32 * n * 32 / bits, 4)}," in inner[1]
+    pytest.importorskip("tensorboard", reason="the older stack's environment has none")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tb" / "dpq"))
+    events.Reload()
+    for name, codes in (("encoder", 4 * 8), ("decoder", 4 * 4)):
+        path = f"{name}.embed_tokens"
+        used = events.Scalars(f"{path}/used")
+        assert [event.step for event in used] == [2, 4] and 0 < used[0].value <= 1
+        assert [event.step for event in events.Scalars(f"{path}/changed")] == [4]
+        histogram = events.Histograms(f"{path}/symbols_per_code")[-1].histogram_value
+        assert (histogram.num, histogram.sum) == (codes, 4 * (n - 1))  # all symbols but padding
+
+
+def test_the_log_says_what_the_embeddings_are_of_the_model(corpus, tmp_path) -> None:
+    """64 x 32 tables of 8,192 bytes each: source, target and output layer."""
+    log = train(corpus, tmp_path, *TRANSFORMER, updates=1, dpq="--dpq-K 8 --dpq-D 4")
+    whole = 4 * stock_parameters(corpus, tmp_path)
+    small = 64 * 4 * 3 // 8 + 4 * 8 * 32
+    after = whole - 8192 + small
+    with_decoder = after - 8192 + small
+    share = f"{819_200 / whole:.1f} % of the model"
+    for line in (
+        f"embeddings: 8,192 -> {small:,} bytes once compact, 7.31x smaller ({share})",
+        f"model: {whole:,} -> {after:,} bytes once compact, {whole / after:.2f}x smaller (without "
+        "optimiser state)",
+        f"decoder.embed_tokens stays full ({share}); with --dpq-embeddings all the model would be "
+        f"{whole / with_decoder:.2f}x smaller",
+        f"decoder.output_projection stays full ({share}); with --share-decoder-input-output-embed "
+        f"the model would be {whole / (with_decoder - 8192):.2f}x smaller",
+    ):
+        assert f"INFO | fairseq_dpq | {line}\n" in log
+    tied = [*TRANSFORMER, "--share-decoder-input-output-embed"]
+    log = train(corpus, tmp_path / "tied", *tied, updates=1, dpq=SMALL_DPQ)
+    assert "stays full" not in log
+
+
+def stock_parameters(corpus, tmp_path) -> int:
+    """Parameters of the same model without DPQ."""
+    log = train(corpus, tmp_path / "stock", *TRANSFORMER, updates=1)
+    return parameters(log)
 
 
 def test_collapse_gives_a_warning(corpus, tmp_path, monkeypatch) -> None:

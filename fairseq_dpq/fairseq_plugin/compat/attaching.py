@@ -34,4 +34,5 @@ def attach() -> None:
     replace(Trainer, "get_train_iterator", hooks.get_train_iterator)
     replace(Trainer, "begin_valid_epoch", hooks.begin_valid_epoch)
     replace(Trainer, "load_checkpoint", hooks.load_checkpoint)
+    replace(Trainer, "state_dict", hooks.state_dict)
     replace(checkpoint_utils, "load_checkpoint_to_cpu", hooks.load_checkpoint_to_cpu)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import warnings
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, Callable
 
@@ -52,7 +54,8 @@ def user_dir_again() -> bool:
 
     fairseq compares paths as strings, so it rejects `.../fairseq/../fairseq_dpq`, a symbolic link
     or the checkout's own path as `not globally unique`. Without it, a program or command that
-    imports this package first cannot use the flag.
+    imports this package first cannot use the flag. The name of any other package that Python can
+    import works too, and a name that nothing has is an error of one line.
     """
     from fairseq import utils
 
@@ -67,10 +70,27 @@ def user_dir_again() -> bool:
                 places = [os.path.abspath(name), os.path.join(beside, name)]
                 places.append(os.path.join(beside, "..", name))
                 found = next((place for place in places if os.path.exists(place)), None)
-                if found is not None and os.path.samefile(found, package):
+                found = found or _package_folder(name)
+                if found is None:
+                    from fairseq_dpq.config import DPQConfigError
+
+                    raise DPQConfigError(
+                        f"--user-dir {name}: there is no such folder here or beside fairseq, and "
+                        "no Python package of that name; the plugin is fairseq_dpq, in "
+                        f"{package}"
+                    )
+                if os.path.samefile(found, package):
                     return
+                args = Namespace(user_dir=found)
             old(args)
 
         return import_user_module
 
     return replace(utils, "import_user_module", make)
+
+
+def _package_folder(name: str) -> str | None:
+    """The folder of a package that Python can import."""
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    places = spec.submodule_search_locations if spec is not None else None
+    return next(iter(places), None) if places else None
