@@ -59,7 +59,7 @@ class DPQEmbedding(nn.Module):
         self.padding_idx = checked_padding(num_embeddings, padding_idx)
         config = DPQConfig(**options)
         config.validate(embedding_dim)
-        self.config = config.resolved()
+        self.config = config.resolved(embedding_dim=embedding_dim)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.defer_updates = False
@@ -280,6 +280,7 @@ class DPQEmbedding(nn.Module):
                 f"the table is still plain at update {now}: it gets its codes after {last} updates "
                 "of warm-up"
             )
+        assert c.D is not None
         codes = torch.empty(n, c.D, dtype=code_dtype(c.K), device=self.query.device)
         for start in range(0, n, _ROWS):
             rows = self.query[start : start + _ROWS]

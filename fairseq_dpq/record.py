@@ -188,3 +188,6 @@ def _check_options(options: dict[str, Any]) -> None:
         check_type(name, float(value) if kind is float and type(value) is int else value, kind)
         if kind is float and not math.isfinite(value):
             raise ValueError(f"{name}: expected a finite number, found {value}")
+    method = METHODS.get(options.get("method", DPQConfig.method))
+    if options and method is not None and method.has_codes and options.get("D") is None:
+        raise ValueError("D: expected int, found none")

@@ -17,12 +17,16 @@ from fairseq_dpq.checkpoints.checkpoint import (
     stored_form,
     training_layer,
 )
+from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.report import left_alone, table_facts, token_tables
+from fairseq_dpq.choosing_sizes import compact_bytes
+from fairseq_dpq.cli import suggest
 from fairseq_dpq.cli.common import Bars, add_common, notes, run, size, text_table, used_codes
 from fairseq_dpq.config import DPQConfig, DPQConfigError, add_flags, say_flag
 from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.printable import printable
 from fairseq_dpq.record import TablesRecord
+from fairseq_dpq.sizes import default_D
 
 _ROWS = 1 << 15
 
@@ -35,15 +39,20 @@ def get_parser() -> argparse.ArgumentParser:
         "the next how many codes changed; of a checkpoint without DPQ, what its embeddings would "
         "shrink to.",
     )
-    parser.add_argument("checkpoints", nargs="+", metavar="CKPT")
+    parser.add_argument("checkpoints", nargs="*", metavar="CKPT")
     group = parser.add_argument_group("for checkpoints without DPQ")
     add_flags(group, ["K", "D", "share_subspaces"], K=DPQConfig().K)
+    suggest.add_targets(parser)
     add_common(parser)
     return parser
 
 
-def inspect(args: argparse.Namespace) -> None:
-    """Do what the command line asks for."""
+def inspect(args: argparse.Namespace, words: Sequence[str] = ()) -> None:
+    """Do what the command line asks for; `words` are a training command."""
+    if suggest.wanted(args, words):
+        return suggest.suggest(args, words)
+    if not args.checkpoints:
+        raise CheckpointError("give a checkpoint, or a command after --")
     before: dict[str, Tensor] = {}
     out, bars = [], Bars()
     for path in args.checkpoints:
@@ -113,18 +122,16 @@ def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, An
     out = []
     for path, aliases in token_tables(checkpoint.weights, checkpoint.model_cfg).items():
         n, d = checkpoint.weights[path + ".weight"].shape
-        config = DPQConfig(K=args.K, D=args.D, share_subspaces=args.share_subspaces)
-        facts: dict[str, Any] = {"path": path, "aliases": aliases}
+        D = args.D or default_D(d)
+        config = DPQConfig(K=args.K, D=D, share_subspaces=args.share_subspaces)
+        facts: dict[str, Any] = {"path": path, "aliases": aliases, "D": D}
         facts.update(num_embeddings=n, embedding_dim=d, full_bytes=4 * n * d)
         try:
             config.validate(d, say_flag)
-            module = CompactEmbedding(
-                1, d, K=args.K, D=args.D, share_subspaces=args.share_subspaces, packed=True
-            )
-            module.num_embeddings = n
-            facts["compact_bytes"] = module.saved_nbytes
+            small = compact_bytes(n, d, args.K, D, args.share_subspaces)
+            facts["compact_bytes"] = small
             facts["formula_cr"] = config.compression_ratio(n, d)
-            facts["measured_cr"] = 4 * n * d / module.saved_nbytes
+            facts["measured_cr"] = 4 * n * d / small
         except DPQConfigError as error:
             facts["error"] = str(error)
         out.append(facts)
@@ -175,7 +182,8 @@ def _dpq_rows(facts: dict[str, Any]) -> list[list[str]]:
 
 
 def _full_rows(facts: dict[str, Any], args: argparse.Namespace) -> list[list[str]]:
-    rows = [["embedding", "table", "bytes", f"at K={args.K} D={args.D}", "CR formula"]]
+    sizes = "/".join(dict.fromkeys(str(table["D"]) for table in facts["embeddings"]))
+    rows = [["embedding", "table", "bytes", f"at K={args.K} D={sizes}", "CR formula"]]
     for table in facts["embeddings"]:
         small = "error" not in table
         rows.append(
@@ -192,7 +200,9 @@ def _full_rows(facts: dict[str, Any], args: argparse.Namespace) -> list[list[str
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool; the exit code."""
-    return run(get_parser(), inspect, argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    at = given.index("--") if "--" in given else len(given)
+    return run(get_parser(), lambda args: inspect(args, given[at + 1 :]), given[:at])
 
 
 def cli_main() -> None:

@@ -3,6 +3,7 @@ front of score against bytes, and the extra cost of training (figure 4)."""
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -100,6 +101,8 @@ def short(number: float) -> str:
 def draw_all(results: Sequence[Result], metric: str, out: Path) -> list[Path]:
     """Draw every figure that the results have data for; the files, SVG and PNG of each."""
     out.mkdir(parents=True, exist_ok=True)
+    # fairseq lets every library log its details.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     files: list[Path] = []
     for name, draw in (("heat-maps", heat_maps), ("front", score_against_bytes), ("cost", cost)):
         files += draw(results, metric, out / name)

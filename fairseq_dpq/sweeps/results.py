@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Iterable, Sequence
 
 from fairseq_dpq.checkpoints.checkpoint import Checkpoint
-from fairseq_dpq.choosing_sizes import stored_bytes
+from fairseq_dpq.choosing_sizes import compact_bytes
 from fairseq_dpq.sweeps.errors import SweepError
 from fairseq_dpq.sweeps.grid import Point
 from fairseq_dpq.sweeps.logs import lower_is_better
@@ -82,9 +82,10 @@ def measure(checkpoints: Path) -> tuple[dict[str, Any], int]:
     full = bits = small = warmup = 0
     for table in record.tables.values():
         n, d, c = table.num_embeddings, table.embedding_dim, table.config
+        assert c.D is not None  # a record has it
         full += 4 * n * d
         bits += c.compact_bits(n, d)
-        small += stored_bytes(n, d, c.K, c.D, c.share_subspaces)
+        small += compact_bytes(n, d, c.K, c.D, c.share_subspaces)
         warmup = max(warmup, c.warmup_updates or 0)
     sizes = {"full_bytes": full, "bytes": small}
     return {**sizes, "ratio": full / small, "formula_ratio": 8 * full / bits}, warmup

@@ -43,7 +43,7 @@ def test_help_and_defaults_come_from_the_dataclass() -> None:
         assert " ".join(field.metadata["help"].split()) in text
     args = parser.parse_args(["data", "--dpq-K", "7", "--dpq-no-normalize", "--dpq-method", "vq"])
     read = options.read_options(args)
-    assert (read.K, read.D, read.normalize, read.method) == (7, 16, False, "vq")
+    assert (read.K, read.D, read.normalize, read.method) == (7, None, False, "vq")
     assert options.read_options(parser.parse_args(["data"])) == PluginConfig()
 
 
