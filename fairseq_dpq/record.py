@@ -190,4 +190,4 @@ def _check_options(options: dict[str, Any]) -> None:
             raise ValueError(f"{name}: expected a finite number, found {value}")
     method = METHODS.get(options.get("method", DPQConfig.method))
     if options and method is not None and method.has_codes and options.get("D") is None:
-        raise ValueError("D: expected int, found none")
+        raise ValueError("D: expected int, found None")

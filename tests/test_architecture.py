@@ -22,7 +22,7 @@ MAY_IMPORT_FAIRSEQ = {
     "cli.classify",  # loads a model with fairseq's own code
     "cli.hydra_train",  # runs fairseq-hydra-train
 }
-TOOLS = ("checkpoints", "cli", "datasets", "demo", "report")
+TOOLS = ("checkpoints", "cli", "datasets", "demo", "report", "sweeps")
 
 # Modules that no test file imports or is named after, and the test file that runs them.
 TESTED_BY = {
@@ -41,6 +41,7 @@ TESTED_BY = {
     "fairseq_plugin.compat.precision": "fairseq_plugin/test_compat.py",
     "fairseq_plugin.compat.starting": "fairseq_plugin/test_compat.py",
     "fairseq_plugin.hooks": "fairseq_plugin/test_around.py",
+    "fairseq_plugin.measuring": "cli/test_suggest.py",
     "fairseq_plugin.plugin": "fairseq_plugin/test_around.py",
     "fairseq_plugin.replace": "fairseq_plugin/test_matrix.py",
     "fairseq_plugin.schedule": "fairseq_plugin/test_resume.py",
@@ -63,6 +64,8 @@ TESTED_BY = {
     "precision": "test_embedding.py",
     "printable": "test_fuzz.py",
     "regularizer": "test_embedding.py",
+    "sweeps.folder": "sweeps/test_runner.py",
+    "sweeps.guard": "sweeps/test_runner.py",
     "tasks.lanes": "test_truncated_bptt_task.py",
     "tasks.truncated_bptt_lm": "test_truncated_bptt_task.py",
     "tracing": "forms/test_product_codes.py",

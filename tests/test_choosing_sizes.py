@@ -70,7 +70,7 @@ def test_sample_leaves_out_padding() -> None:
 
 
 def test_order_and_reasons() -> None:
-    """Errors within a tenth of the smallest are equal: small K first. What a sweep measured leads."""
+    """Errors within a tenth of the smallest are equal: small K first. What was measured leads."""
     a = Choice(64, 16, False, 1, 1.0, error=0.100)
     b = Choice(8, 32, False, 1, 1.0, error=0.108)
     c = Choice(2, 64, False, 1, 1.0, error=0.150)

@@ -39,7 +39,8 @@ def matrix(
     Ks, Ds = axes_of(results)
     out = [[math.nan] * len(Ds) for _ in Ks]
     for r in results:
-        fits = r.method and method in (None, r.method) and r.shared == shared and r.done
+        mine = r.method is not None and (method is None or r.method == method)
+        fits = mine and r.shared == shared and r.done
         found = value(r) if fits else None
         if found is not None and math.isnan(out[Ks.index(r.K)][Ds.index(r.D)]):
             out[Ks.index(r.K)][Ds.index(r.D)] = found
