@@ -128,18 +128,20 @@ def ranked(
     scores: Mapping[tuple[int, int, bool], tuple[float, str]] | None = None,
 ) -> list[Choice]:
     """The best first: what a sweep measured, by its score (lower is better here, with its words);
-    then by error, in steps of a tenth above the smallest; then small K, which learns better than
-    its error says and costs less (figures 3 and 4 of the paper)."""
+    then by error, in steps of a tenth above the smallest, or, where there is no table yet, by bits
+    of a symbol in the same way; then small K, which learns better than its error says and costs
+    less (figures 3 and 4 of the paper)."""
     known = scores or {}
     least = max(min((c.error for c in choices if c.error is not None), default=0.0), 1e-9)
+    most = max((c.bits for c in choices), default=1)
 
     def key(c: Choice) -> tuple[float, ...]:
         found = known.get((c.K, c.D, c.shared))
-        above = math.log(max(c.error, least) / least) if c.error is not None else 0.0
+        above = most / c.bits if c.error is None else max(c.error, least) / least
         return (
             found is None,
             found[0] if found else 0.0,
-            int(above / math.log(_CLOSE)),
+            int(math.log(above) / math.log(_CLOSE)),
             c.K,
             c.shared,
             -c.D,

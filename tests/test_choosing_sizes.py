@@ -84,3 +84,11 @@ def test_order_and_reasons() -> None:
     measured = ranked([a, b, c], {(2, 64, False): (7.0, "ppl 7"), (64, 16, False): (6.0, "ppl 6")})
     assert [x.K for x in measured] == [64, 2, 8]
     assert measured[0].reason == "best in the sweep: ppl 6"
+
+
+def test_order_without_a_table() -> None:
+    """Most bits of a symbol first, within a tenth; of those the smallest K."""
+    pairs = [(2, 64), (8, 64), (64, 32), (16, 16)]  # 64, 192, 192, 64 bits
+    found = ranked([Choice(K, D, False, 1, 1.0) for K, D in pairs])
+    assert [(c.K, c.bits) for c in found] == [(8, 192), (64, 192), (2, 64), (16, 64)]
+    assert found[0].reason == "64 codes of 3 bits: small K and large D learn best and cost least"
