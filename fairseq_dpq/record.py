@@ -112,6 +112,7 @@ class TablesRecord:
             _check_names(path, table, Table)
             tables[path] = Table(**table)
             _check(tables[path], raw["stage"])
+            _forget_unused_D(tables[path].options)
         return cls(**{**raw, "tables": tables})
 
 
@@ -175,6 +176,13 @@ def _check(table: Table, stage: str) -> None:
                 f"{', '.join(FORMS)}: update it with pip install -U fairseq-dpq"
             )
         check_settings(FORMS[kind], settings)
+
+
+def _forget_unused_D(options: dict[str, Any]) -> None:
+    """Early files of version 2 have a D for methods without codes too, where none is allowed."""
+    method = METHODS.get(options.get("method", DPQConfig.method))
+    if method is not None and not method.has_codes and "D" in options:
+        options["D"] = None
 
 
 def _check_options(options: dict[str, Any]) -> None:
