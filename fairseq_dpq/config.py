@@ -146,8 +146,9 @@ class DPQConfig:
         return self.method_object.describe(self)
 
     def layer_options(self) -> dict[str, Any]:
-        """The keyword arguments of `DPQEmbedding`."""
-        names = [f.name for f in fields(DPQConfig)]
+        """The keyword arguments of `DPQEmbedding`. A D that is not set is left out: version 0.2.0
+        reads no null in its place."""
+        names = [f.name for f in fields(DPQConfig) if f.name != "D" or self.D is not None]
         return {name: getattr(self, name) for name in names}
 
     def validate(

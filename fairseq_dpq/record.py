@@ -181,8 +181,8 @@ def _check(table: Table, stage: str) -> None:
 def _forget_unused_D(options: dict[str, Any]) -> None:
     """Early files of version 2 have a D for methods without codes too, where none is allowed."""
     method = METHODS.get(options.get("method", DPQConfig.method))
-    if method is not None and not method.has_codes and "D" in options:
-        options["D"] = None
+    if method is not None and not method.has_codes:
+        options.pop("D", None)
 
 
 def _check_options(options: dict[str, Any]) -> None:

@@ -109,12 +109,12 @@ def test_a_D_that_does_not_divide_names_the_model_flag(corpus, tmp_path) -> None
 def test_a_D_that_is_left_out_is_in_the_record_and_kept(corpus, tmp_path) -> None:
     """24 is not divisible by 16: the nearest divisor is 12. A resumed run takes the record's D."""
     flags = [*TRANSFORMER, "--encoder-embed-dim", "24", "--decoder-embed-dim", "24"]
-    log = train(corpus, tmp_path, *flags, updates=2, dpq="--dpq-K 8")
+    log = train(corpus, tmp_path, *flags, updates=8, dpq="--dpq-K 8")  # with a warm-up
     assert "DPQ sx K=8 D=12" in log
     (table,) = read_record(last(tmp_path)["cfg"]["model"]).tables.values()
     assert (table.options["D"], table.embedding_dim) == (12, 24)
-    train(corpus, tmp_path, *flags, updates=3, dpq="--dpq-K 8")
-    assert last(tmp_path)["optimizer_history"][-1]["num_updates"] == 3
+    train(corpus, tmp_path, *flags, updates=9, dpq="--dpq-K 8")
+    assert last(tmp_path)["optimizer_history"][-1]["num_updates"] == 9
 
 
 def test_a_language_models_size_flag_is_named(lm, tmp_path) -> None:

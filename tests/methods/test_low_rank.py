@@ -76,6 +76,6 @@ def test_record_of_a_file_that_has_a_D_too() -> None:
     options = {**layer.config.layer_options(), "D": 16}
     record = TablesRecord({"embed_tokens": Table(20, 6, PAD, options)})
     table = TablesRecord.from_json(record.to_json()).tables["embed_tokens"]
-    assert layer.config.D is None
-    assert table.config == layer.config
+    assert layer.config.D is None and "D" not in layer.config.layer_options()
+    assert table.config == layer.config and "D" not in table.options
     table.config.validate(6)
