@@ -19,12 +19,13 @@ from fairseq_dpq.demo.commands import Model, Setting
 from fairseq_dpq.demo.run import Runner
 from fairseq_dpq.demo.status import Status
 from fairseq_dpq.figures import style
+from fairseq_dpq.sweeps.figures import mark_bytes
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE / "score_against_size.json"
-SIZES = ((2, 32), (8, 16), (32, 16), (32, 32))  # K, D
+SIZES = ((8, 16), (32, 16))  # K, D
 SCALAR = (8, 4, 2)  # bits
-RANKS = (3, 6, 12)
+RANKS = (3, 6)
 FULL = Model("full table", "full")
 
 # family, marker
@@ -92,18 +93,26 @@ def draw(found: list[dict], stem: Path) -> list[Path]:
     with style.figure((7.2, 3.6)) as figure:
         axes = figure.subplots()
         full = next(row for row in found if row["name"] == "full")
-        text = f"full table, {full['bytes'] / 1000:,.0f} kB"
-        axes.axhline(full["bleu"], color=style.LIGHT.ink, linestyle="--", linewidth=1, label=text)
+        ink = style.LIGHT.ink
+        axes.axhline(full["bleu"], color=ink, linestyle="--", linewidth=1)
+        axes.plot(full["bytes"], full["bleu"], "*", color=ink, markersize=9, label="full table")
         for (family, marker), colour in zip(FAMILIES, style.LIGHT.series):
             mine = sorted((r for r in found if r["family"] == family), key=lambda r: r["bytes"])
             x, y = [r["bytes"] for r in mine], [r["bleu"] for r in mine]
             axes.plot(x, y, marker=marker, color=colour, linewidth=1.2, label=family)
+            for row in mine:
+                # sx and vq share their sizes: the label of one is enough
+                if family != FAMILIES[1][0]:
+                    below = row["bleu"] < full["bleu"] - 3 or row["bleu"] > full["bleu"]
+                    offset = (6, -3) if below else (0, 6)
+                    place = {"textcoords": "offset points", "fontsize": 7, "color": ink}
+                    axes.annotate(row["label"], (row["bytes"], row["bleu"]), offset, **place)
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g} kB")
-        axes.set_ylim(bottom=0)
+        mark_bytes(axes)
+        axes.set_ylim(0, 84)
         axes.set_xlabel("size of the embedding table")
         axes.set_ylabel("BLEU of the test set")
-        axes.legend(loc="lower right")
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 0.05))
         return style.save(figure, stem)
 
 
@@ -116,7 +125,8 @@ def main() -> None:
         found = measure(args.measure, args.only)
         if args.only:
             return
-        DATA.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        lines = ",\n".join(f" {json.dumps(row)}" for row in found)
+        DATA.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     found = json.loads(DATA.read_text(encoding="utf-8"))
     cells = [["model", "size", "bytes", "BLEU"]]
     cells += [[r["family"], r["label"], f"{r['bytes']:,}", f"{r['bleu']:.1f}"] for r in found]

@@ -231,11 +231,20 @@ def score_against_bytes(results: Sequence[Result], metric: str, stem: Path) -> l
             axes.yaxis.set_major_formatter(plain)
             axes.yaxis.set_minor_formatter(plain)
         axes.margins(y=0.12)
-        axes.xaxis.set_major_formatter(short_bytes)
+        mark_bytes(axes)
         axes.set_xlabel("size of the tables")
         axes.set_ylabel(f"{words(metric)}, {'lower' if low else 'higher'} is better")
         axes.legend()
         return style.save(figure, stem)
+
+
+def mark_bytes(axes: Any) -> None:
+    """Ticks of a logarithmic axis of bytes."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(short_bytes)
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def plain(number: float, position: float = 0) -> str:
