@@ -12,8 +12,8 @@ from typing import Any
 ATTEMPT = "# fairseq-dpq-sweep: attempt"
 _ENTRY = re.compile(r"\| (train_inner|train|valid) \| (\{.*\})\s*$")
 _LENGTH = re.compile(r"'(max_update|max_epoch)': (\d+)")
-# What a validation says of its speed and size, not of the model.
-_NOT_SCORES = re.compile(r"(wps|wpb|bsz|ups|best_.*)$")
+# What a validation says of its speed, its size and the codes: no scores.
+_NOT_SCORES = re.compile(r"(wps|wpb|bsz|ups|best_.*|dpq_.*)$")
 _LOWER_IS_BETTER = re.compile(r"(loss|ppl|wer|uer|ter|cer)$")
 
 

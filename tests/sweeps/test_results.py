@@ -24,7 +24,7 @@ LOG = (
     "x | INFO | fairseq_cli.train | {'optimization': {'max_epoch': 4, 'max_update': 400}}\n"
     'x | INFO | train_inner | {"epoch": 1, "update": 0.5, "num_updates": "50", "gb_free": "9.5"}\n'
     'x | INFO | valid | {"epoch": 1, "valid_loss": "3.0", "valid_ppl": "8.0", "valid_bleu": "10", '
-    '"valid_wps": "900", "valid_num_updates": "100"}\n'
+    '"valid_wps": "900", "valid_dpq_used": "1", "valid_num_updates": "100"}\n'
     'x | INFO | valid | {"epoch": 2, "valid_loss": "2.0", "valid_ppl": "4.0", "valid_bleu": "30", '
     '"valid_num_updates": "200", "valid_best_loss": "2.0"}\n'
     'x | INFO | valid | {"epoch": 3, "valid_loss": "2.5", "valid_ppl": "nan", "valid_bleu": "20", '
