@@ -106,6 +106,7 @@ setup(
             "fairseq-dpq-classify = fairseq_dpq.cli.classify:cli_main",
             "fairseq-dpq-squad = fairseq_dpq.cli.squad:cli_main",
             "fairseq-dpq-path = fairseq_dpq.cli.path:cli_main",
+            "fairseq-dpq-sweep = fairseq_dpq.cli.sweep:cli_main",
             "fairseq-dpq-hydra-train = fairseq_dpq.cli.hydra_train:cli_main",
         ],
     },

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from fairseq_dpq.distances import DISTANCES
 from fairseq_dpq.methods import METHODS, Method
-from fairseq_dpq.sizes import MAX_K, division_problem
+from fairseq_dpq.sizes import MAX_K, default_D, division_problem
 
 
 class DPQConfigError(ValueError):
@@ -32,7 +32,11 @@ class DPQConfig:
     """Options of one DPQ table, as `DPQEmbedding` takes them."""
 
     K: int = _option(32, "number of codes in each group")
-    D: int = _option(16, "number of groups; divides the embedding size")
+    D: int | None = _option(
+        None,
+        "number of groups; divides the embedding size (default: 16, or the divisor of the "
+        "embedding size nearest to it)",
+    )
     method: str = _option(
         "sx",
         "sx: softmax-based, separate keys and values; vq: centroid-based, keys are the values; "
@@ -128,18 +132,28 @@ class DPQConfig:
         """The method that `method` names."""
         return METHODS[self.method]
 
-    def resolved(self, tied: bool = False, max_update: int = 0) -> DPQConfig:
+    def resolved(
+        self, tied: bool = False, max_update: int = 0, embedding_dim: int | None = None
+    ) -> DPQConfig:
         """The options with a value for each that was left open, as the method has it.
 
         `tied` if an output layer uses the table too; `max_update` is the length of the training,
-        0 if it is not known.
+        0 if it is not known. D needs the `embedding_dim`.
         """
         own = self.method_object.defaults(self, tied, max_update)
-        return replace(self, **{k: v for k, v in own.items() if getattr(self, k) is None})
+        config = replace(self, **{k: v for k, v in own.items() if getattr(self, k) is None})
+        return config if embedding_dim is None else config.with_D(embedding_dim)
+
+    def with_D(self, embedding_dim: int) -> DPQConfig:
+        """With a D that divides the embedding size, where the user gave none and codes need one."""
+        if self.D is not None or not self.method_object.has_codes:
+            return self
+        return replace(self, D=default_D(embedding_dim))
 
     def compact_bits(self, num_embeddings: int, embedding_dim: int) -> int:
         """Bits of the inference form by the paper's formula: codes and 32-bit values."""
-        return self.method_object.bits(self, num_embeddings, embedding_dim)
+        config = self.with_D(embedding_dim)
+        return self.method_object.bits(config, num_embeddings, embedding_dim)
 
     def compression_ratio(self, num_embeddings: int, embedding_dim: int) -> float:
         """Bits of the full 32-bit table over bits of the inference form."""
@@ -151,8 +165,9 @@ class DPQConfig:
         return self.method_object.describe(self)
 
     def layer_options(self) -> dict[str, Any]:
-        """The keyword arguments of `DPQEmbedding`."""
-        names = [f.name for f in fields(DPQConfig)]
+        """The keyword arguments of `DPQEmbedding`. A D that is not set is left out: version 0.2.0
+        reads no null in its place."""
+        names = [f.name for f in fields(DPQConfig) if f.name != "D" or self.D is not None]
         return {name: getattr(self, name) for name in names}
 
     def validate(
@@ -170,14 +185,15 @@ class DPQConfig:
         need(self.method in METHODS, "method", f"choose one of {', '.join(METHODS)}")
         method = self.method_object
         self._refuse_foreign(method, say)
+        config = self if embedding_dim is None else self.with_D(embedding_dim)
         if "K" in method.options:
             _check_codes(self, need)
-            if embedding_dim is not None and method.splits_rows:
-                problem = division_problem(self.D, embedding_dim)
+            if embedding_dim is not None and config.D is not None and method.splits_rows:
+                problem = division_problem(config.D, embedding_dim)
                 if problem:
                     dim = _dim(dim_name, embedding_dim)
-                    raise DPQConfigError(f"{say('D', self.D)} does not divide {dim}; {problem}")
-        method.validate(self, embedding_dim, need, say)
+                    raise DPQConfigError(f"{say('D', config.D)} does not divide {dim}; {problem}")
+        method.validate(config, embedding_dim, need, say)
 
     def _refuse_foreign(self, method: Method, say: Callable[[str, Any], str]) -> None:
         """An option that the method does not take would have no effect."""
@@ -203,7 +219,7 @@ def _check_codes(c: DPQConfig, need: Callable[[bool, str, str], None]) -> None:
         f"choose one of {', '.join(DISTANCES)}",
     )
     need(_is_int(c.K) and 2 <= c.K <= MAX_K, "K", f"must be from 2 to {MAX_K}; try 32")
-    need(_is_int(c.D) and c.D >= 1, "D", "must be 1 or more; try 16")
+    need(c.D is None or (_is_int(c.D) and c.D >= 1), "D", "must be 1 or more; try 16")
     need(c.kmeans_init >= 0, "kmeans_init", "must be 0 (off) or a number of updates")
     need(c.reseed_after >= 0, "reseed_after", "must be 0 (off) or a number of updates")
     for name in ("warmup_updates", "ramp_updates"):

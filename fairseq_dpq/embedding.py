@@ -59,12 +59,12 @@ class DPQEmbedding(nn.Module):
         self.padding_idx = checked_padding(num_embeddings, padding_idx)
         config = DPQConfig(**options)
         config.validate(embedding_dim)
-        self.config = config.resolved()
+        self.config = config.resolved(embedding_dim=embedding_dim)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.defer_updates = False
-        # Lookups in training share the output's table, which is built once for both. Their losses
-        # must then be differentiated together, as fairseq does with each micro-batch.
+        # Lookups in training share the output's table, built once for both; their losses must then
+        # be differentiated together, as fairseq does with each micro-batch.
         self.serves_output = False
         self.ignore_batch = False  # statistics skip the batches at hand (a worker's dummy batch)
 
@@ -77,8 +77,7 @@ class DPQEmbedding(nn.Module):
         self._trackers = self.method.trackers(self.config, shapes)
         for tracker in self._trackers:
             for name, shape in tracker.buffers().items():
-                # Counters are float32 too: weight averaging (EMA, averaged checkpoints) takes no
-                # integers.
+                # Counters too are float32: averages of checkpoints take no integers.
                 empty = torch.zeros(shape, dtype=torch.float32, device=device)
                 self.register_buffer(name, empty)
 
@@ -281,6 +280,7 @@ class DPQEmbedding(nn.Module):
                 f"the table is still plain at update {now}: it gets its codes after {last} updates "
                 "of warm-up"
             )
+        assert c.D is not None
         codes = torch.empty(n, c.D, dtype=code_dtype(c.K), device=self.query.device)
         for start in range(0, n, _ROWS):
             rows = self.query[start : start + _ROWS]

@@ -113,6 +113,7 @@ class TablesRecord:
             _check_names(path, table, Table)
             tables[path] = Table(**table)
             _check(tables[path], raw["stage"])
+            _forget_unused_D(tables[path].options)
         return cls(**{**raw, "tables": tables})
 
 
@@ -186,6 +187,13 @@ def _check(table: Table, stage: str) -> None:
         check_settings(FORMS[kind], settings)
 
 
+def _forget_unused_D(options: dict[str, Any]) -> None:
+    """Early files of version 2 have a D for methods without codes too, where none is allowed."""
+    method = METHODS.get(options.get("method", DPQConfig.method))
+    if method is not None and not method.has_codes:
+        options.pop("D", None)
+
+
 def _check_options(options: dict[str, Any]) -> None:
     known = {f.name: f for f in fields(DPQConfig)}
     for name, value in options.items():
@@ -197,3 +205,6 @@ def _check_options(options: dict[str, Any]) -> None:
         check_type(name, float(value) if kind is float and type(value) is int else value, kind)
         if kind is float and not math.isfinite(value):
             raise ValueError(f"{name}: expected a finite number, found {value}")
+    method = METHODS.get(options.get("method", DPQConfig.method))
+    if options and method is not None and method.has_codes and options.get("D") is None:
+        raise ValueError("D: expected int, found None")

@@ -9,6 +9,18 @@ MAX_DIM = 1 << 20  # far above any embedding; what a file claims beyond it is da
 _SEARCHED = 1 << 32  # sizes up to here are searched for all their divisors
 
 
+_USUAL_D = 16
+
+
+def default_D(dim: int) -> int:
+    """D where none is given: 16, or the divisor of the embedding size nearest to it by ratio; of
+    two that are as near, the larger one, which gives the better embeddings."""
+    near = near_divisors(dim, _USUAL_D)
+    if _USUAL_D in near or not near:
+        return _USUAL_D
+    return max(near, key=lambda D: (-abs(math.log(D / _USUAL_D)), D))
+
+
 def division_problem(D: int, dim: int) -> str:
     """What to try if D does not divide an embedding size; empty if it does."""
     if dim >= 1 and dim % D == 0:

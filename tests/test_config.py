@@ -141,3 +141,16 @@ def test_plugin_options_include_the_layers() -> None:
     assert plugin.table_config(decoder=True) == DPQConfig(K=16, D=4, tau=0.5)
     assert not PluginConfig().enabled and plugin.enabled
     assert all(field.metadata["help"] for field in dataclasses.fields(PluginConfig))
+
+
+def test_D_that_is_left_out_divides_the_embedding_size() -> None:
+    assert DPQConfig().D is None
+    assert DPQEmbedding(10, 512).config.D == 16
+    layer = DPQEmbedding(10, 200, K=8)
+    assert layer.config.D == 20 and tuple(layer.values.shape) == (20, 8, 10)
+    assert tuple(layer.eval().codes().shape) == (10, 20)
+    # 20 codes of 3 bits a row and 8 * 200 values
+    assert DPQConfig(K=8).compact_bits(10, 200) == 10 * 60 + 32 * 8 * 200
+    assert DPQConfig(method="low_rank", rank=2).resolved(embedding_dim=200).D is None
+    with pytest.raises(DPQConfigError, match="D=16 does not divide embedding_dim=200"):
+        DPQEmbedding(10, 200, D=16)

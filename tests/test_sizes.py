@@ -1,10 +1,10 @@
-"""Which D is suggested where one does not divide the embedding size."""
+"""Which D is taken where none is given, and suggested where one does not divide the size."""
 
 from __future__ import annotations
 
 import pytest
 
-from fairseq_dpq.sizes import bits_note, division_problem, near_divisors
+from fairseq_dpq.sizes import bits_note, default_D, division_problem, near_divisors
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,11 @@ def test_division_problem() -> None:
     assert division_problem(64, 512) == ""
     assert division_problem(48, 512) == "try 32 or 64"
     assert division_problem(4, 0) == "try a positive size"
+
+
+def test_default_D_divides_the_embedding_size() -> None:
+    """16 where it divides; else the nearest divisor by ratio, the larger of two."""
+    found = {dim: default_D(dim) for dim in (512, 200, 300, 50, 12, 128, 37, 4, 1)}
+    assert found == {512: 16, 200: 20, 300: 15, 50: 25, 12: 12, 128: 16, 37: 37, 4: 4, 1: 1}
+    assert all(dim % D == 0 for dim, D in found.items())
+    assert default_D(0) == 16  # refused later

@@ -24,6 +24,7 @@ from fairseq_dpq.forms.base import Form, Settings
 from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.forms.quantization import reconstruction_error
 from fairseq_dpq.record import Table, TablesRecord
+from fairseq_dpq.sizes import default_D
 
 _PAD = 1  # fairseq's dictionaries have it there
 
@@ -93,7 +94,8 @@ def quantize_state(
             config = options.table_config(decoder)
             say = say_flag_of(options, decoder)
             config.validate(table.embedding_dim, say, f"{path}.embedding_dim")
-            table.options = config.resolved().layer_options()
+            config = config.resolved(embedding_dim=table.embedding_dim)
+            table.options = config.layer_options()
             report = _report(progress, path, 25)
             layer = DPQEmbedding.from_pretrained(
                 full.float(), pad, seed=seed, progress=report, **table.options
@@ -101,6 +103,8 @@ def quantize_state(
             form, tensors = layer.eval().compact(packed=True), layer.state_dict()
         else:
             own = settings(decoder) if settings is not None else {}
+            if "D" in own and own["D"] is None:
+                own["D"] = default_D(table.embedding_dim)
             report = _report(progress, path, FORMS[kind].work(own))
             try:
                 FORMS[kind].check(table.embedding_dim, say_flag_of(options, decoder), **own)

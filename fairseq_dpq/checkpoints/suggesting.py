@@ -28,8 +28,8 @@ class Better(NamedTuple):
 @torch.no_grad()
 def sampled_error(rows: Tensor, config: DPQConfig, seed: int = 0) -> float:
     """Squared error of product quantisation of some rows (n, d), as a share of their norm."""
-    groups = 1 if config.share_subspaces else config.D
-    points = by_group(rows.float().view(len(rows), config.D, -1), groups)
+    D = config.D or 1
+    points = by_group(rows.float().view(len(rows), D, -1), 1 if config.share_subspaces else D)
     centroids = kmeans(points, config.K, iterations=_ITERATIONS, seed=seed)
     codes = assign(points, centroids)
     error = sum(float((p - c[k]).pow(2).sum()) for p, c, k in zip(points, centroids, codes))
@@ -45,7 +45,7 @@ def better_D(table: Tensor, config: DPQConfig, pad: int | None, seed: int = 0) -
     pick = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed))[:count]
     rows = table[real[pick]]
     found = None
-    for D in [D for D in range(config.D + 1, d + 1) if d % D == 0]:
+    for D in [D for D in range((config.D or 0) + 1, d + 1) if d % D == 0]:
         other = DPQConfig(K=config.K, D=D, share_subspaces=config.share_subspaces)
         found = Better(D, sampled_error(rows, other, seed), other.compression_ratio(n, d))
         if found.error < HIGH:

@@ -27,6 +27,8 @@ from fairseq_dpq.checkpoints.report import (
     table_facts,
     token_tables,
 )
+from fairseq_dpq.choosing_sizes import compact_bytes
+from fairseq_dpq.cli import suggest
 from fairseq_dpq.cli.common import Bars, add_common, run
 from fairseq_dpq.cli.inspect_text import report
 from fairseq_dpq.config import DPQConfig, DPQConfigError, add_flags, say_flag
@@ -36,6 +38,7 @@ from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.record import Table, TablesRecord
 from fairseq_dpq.safetensors_file import ExportError, is_export, open_mapped
 from fairseq_dpq.size_report import Change, Left
+from fairseq_dpq.sizes import default_D
 
 _ROWS = 1 << 15
 
@@ -48,15 +51,20 @@ def get_parser() -> argparse.ArgumentParser:
         "from one checkpoint of a run to the next how many codes changed; of a checkpoint without "
         "DPQ, what its embeddings would shrink to.",
     )
-    parser.add_argument("checkpoints", nargs="+", metavar="CKPT")
+    parser.add_argument("checkpoints", nargs="*", metavar="CKPT")
     group = parser.add_argument_group("for checkpoints without DPQ")
     add_flags(group, ["K", "D", "share_subspaces"], K=DPQConfig().K)
+    suggest.add_targets(parser)
     add_common(parser)
     return parser
 
 
-def inspect(args: argparse.Namespace) -> None:
-    """Do what the command line asks for."""
+def inspect(args: argparse.Namespace, words: Sequence[str] = ()) -> None:
+    """Do what the command line asks for; `words` are a training command."""
+    if suggest.wanted(args, words):
+        return suggest.suggest(args, words)
+    if not args.checkpoints:
+        raise CheckpointError("give a checkpoint, or a command after --")
     before: dict[str, Tensor] = {}
     last_run: Any = None
     left: list[list[Left]] = []
@@ -180,18 +188,16 @@ def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, An
     out = []
     for path, aliases in token_tables(checkpoint.weights, checkpoint.model_cfg).items():
         n, d = checkpoint.weights[path + ".weight"].shape
-        config = DPQConfig(K=args.K, D=args.D, share_subspaces=args.share_subspaces)
-        facts: dict[str, Any] = {"path": path, "aliases": aliases}
+        D = args.D or default_D(d)
+        config = DPQConfig(K=args.K, D=D, share_subspaces=args.share_subspaces)
+        facts: dict[str, Any] = {"path": path, "aliases": aliases, "D": D}
         facts.update(num_embeddings=n, embedding_dim=d, full_bytes=4 * n * d)
         try:
             config.validate(d, say_flag)
-            module = CompactEmbedding(
-                1, d, K=args.K, D=args.D, share_subspaces=args.share_subspaces, packed=True
-            )
-            module.num_embeddings = n
-            facts["compact_bytes"] = module.saved_nbytes
+            small = compact_bytes(n, d, args.K, D, args.share_subspaces)
+            facts["compact_bytes"] = small
             facts["formula_cr"] = config.compression_ratio(n, d)
-            facts["measured_cr"] = 4 * n * d / module.saved_nbytes
+            facts["measured_cr"] = 4 * n * d / small
         except DPQConfigError as error:
             facts["error"] = str(error)
         out.append(facts)
@@ -200,7 +206,9 @@ def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, An
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool; the exit code."""
-    return run(get_parser(), inspect, argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    at = given.index("--") if "--" in given else len(given)
+    return run(get_parser(), lambda args: inspect(args, given[at + 1 :]), given[:at])
 
 
 def cli_main() -> None:

@@ -126,7 +126,8 @@ def _check_options(args: argparse.Namespace, options: PluginConfig) -> None:
     forms = _taken_by_forms()
     for option in FORMS[args.form].options:
         needed = not isinstance(option.default, bool)
-        if needed and not getattr(args, option.keyword):
+        value = getattr(args, option.keyword)
+        if needed and value is not None and not value:
             raise CheckpointError(f"{option.flag} is missing; try {option.flag} {option.default}")
     for field in flag_fields():
         if field.name == "embeddings" or getattr(options, field.name) == field.default:

@@ -83,7 +83,8 @@ def _check_training(table: Table, own: dict[str, Tensor]) -> None:
     shapes = c.method_object.shapes(c, n, d)
     for name, shape in shapes.items():
         check_tensor(name, own.get(name), Layout(shape))
-    if c.method_object.has_codes and max(_MOST_CODES, own["values"].numel()) < c.D * c.K:
+    codes = (c.D or 0) * c.K if c.method_object.has_codes else 0
+    if max(_MOST_CODES, own["values"].numel()) < codes:
         raise ValueError(f"{c.D} groups of {c.K} codes: more than the values hold")
     for tracker in c.method_object.trackers(c, shapes):
         for name, shape in tracker.buffers().items():

@@ -105,6 +105,7 @@ def replace_tables(
         if saved is not None and found.path in saved.tables:
             config = resume.adopt(config, saved.tables[found.path], saved)
         tied = bool(found.tied) or len(found.paths) > 1
+        config = config.with_D(old.embedding_dim)
         given, config = config, config.resolved(tied, max_update)
         table = FairseqDPQEmbedding(
             old.num_embeddings,

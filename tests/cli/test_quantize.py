@@ -59,6 +59,9 @@ def test_default_groups_and_a_table_that_grows(tmp_path, capsys) -> None:
     assert quantize.main([str(source), str(target), "--dpq-K", "32", "--debug"]) == 0
     text = capsys.readouterr().out
     assert "K=32, D=16" in text
+    odd = _full(tmp_path / "odd.pt", torch.randn(33, 24))
+    (table,) = _facts(capsys, odd, tmp_path / "out24.pt", "--dpq-K", 32)["embeddings"]
+    assert table["D"] == 12
     assert f"{PATH}: larger than the full table; take a smaller --dpq-D" in text
     assert quantize.main([str(source), str(target), "--dpq-K", "2", "--dpq-D", "4", "--force"]) == 0
     assert "larger" not in capsys.readouterr().out

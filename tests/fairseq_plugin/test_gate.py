@@ -42,6 +42,7 @@ BAD: dict[str, tuple[Callable[[dict], None], str]] = {
     "dim is text": (_table(embedding_dim="12"), "embedding_dim: expected int, found '12'"),
     "rows": (_table(num_embeddings=2**31), "expected (2147483648, 12), found (60, 12)"),
     "D": (_option(D=10**6), "D=1000000 does not divide embedding_dim=12"),
+    "D is null": (_option(D=None), "D: expected int, found None"),
     "key_dim": (_option(key_dim=10**9), "expected (60, 4000000000), found (60, 12)"),
     "K is true": (_option(K=True), "K: expected int, found True"),
     "norm_var": (_tensor("norm_var", torch.Tensor.double), "found torch.float64"),

@@ -7,6 +7,7 @@ import torch
 
 from fairseq_dpq.config import DPQConfigError, PluginConfig, flag, flag_fields
 from fairseq_dpq.fairseq_plugin import options
+from fairseq_dpq.fairseq_plugin.configs import read_record
 from helpers import fsq
 from helpers.plugin_runs import LM, RUN, TRANSFORMER, last, train
 
@@ -43,7 +44,7 @@ def test_help_and_defaults_come_from_the_dataclass() -> None:
         assert " ".join(field.metadata["help"].split()) in text
     args = parser.parse_args(["data", "--dpq-K", "7", "--dpq-no-normalize", "--dpq-method", "vq"])
     read = options.read_options(args)
-    assert (read.K, read.D, read.normalize, read.method) == (7, 16, False, "vq")
+    assert (read.K, read.D, read.normalize, read.method) == (7, None, False, "vq")
     assert options.read_options(parser.parse_args(["data"])) == PluginConfig()
 
 
@@ -115,6 +116,17 @@ def test_a_D_that_does_not_divide_names_the_model_flag(corpus, tmp_path) -> None
     with pytest.raises(DPQConfigError, match=message):
         dpq = "--dpq-K 8 --dpq-D 4 --dpq-decoder-D 6 --dpq-embeddings all"
         train(corpus, tmp_path, *TRANSFORMER, dpq=dpq)
+
+
+def test_a_D_that_is_left_out_is_in_the_record_and_kept(corpus, tmp_path) -> None:
+    """24 is not divisible by 16: the nearest divisor is 12. A resumed run takes the record's D."""
+    flags = [*TRANSFORMER, "--encoder-embed-dim", "24", "--decoder-embed-dim", "24"]
+    log = train(corpus, tmp_path, *flags, updates=8, dpq="--dpq-K 8")  # with a warm-up
+    assert "DPQ sx K=8 D=12" in log
+    (table,) = read_record(last(tmp_path)["cfg"]["model"]).tables.values()
+    assert (table.options["D"], table.embedding_dim) == (12, 24)
+    train(corpus, tmp_path, *flags, updates=9, dpq="--dpq-K 8")
+    assert last(tmp_path)["optimizer_history"][-1]["num_updates"] == 9
 
 
 def test_a_language_models_size_flag_is_named(lm, tmp_path) -> None:

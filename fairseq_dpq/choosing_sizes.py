@@ -1,0 +1,172 @@
+"""Which K and D to take: what each pair stores, which of them reach a size, and which of those keep
+most of a trained table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fairseq_dpq.config import flag
+from fairseq_dpq.forms.base import CRC_BITS
+from fairseq_dpq.forms.packing import code_bits, row_bytes
+from fairseq_dpq.kmeans import assign, kmeans
+
+ROWS = 8192  # sampled of a table
+_ITERATIONS = 10
+_FEWEST = 8  # rows for each code, or k-means only repeats the rows
+_LARGEST_K = 512
+_CLOSE = 1.1  # errors that differ by less than this factor are the same
+RATIOS = (10, 20, 50, 100, 200)  # where no target is given
+
+
+@dataclass(frozen=True)
+class Size:
+    """A table: rows and columns."""
+
+    n: int
+    d: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One K and D, what it stores, and what is known of its quality."""
+
+    K: int
+    D: int
+    shared: bool
+    bytes: int
+    ratio: float
+    error: float | None = None  # squared, as a share of the sampled rows' squared norm
+    score: str | None = None  # what a sweep measured, in words
+    reason: str = ""
+
+    @property
+    def bits(self) -> int:
+        """Bits of a symbol."""
+        return self.D * code_bits(self.K)
+
+    def flags(self) -> str:
+        """To paste into a command."""
+        words = f"{flag('K')} {self.K} {flag('D')} {self.D}"
+        return f"{words} {flag('share_subspaces')}" if self.shared else words
+
+
+def compact_bytes(n: int, d: int, K: int, D: int, shared: bool = False) -> int:
+    """Bytes of a compact table: packed codes, 32-bit values, the checksum."""
+    values = 4 * K * (d // D if shared else d)
+    return n * row_bytes([code_bits(K)] * D) + values + CRC_BITS
+
+
+def all_choices(tables: Sequence[Size], sharing: Sequence[bool] = (False, True)) -> list[Choice]:
+    """Every K (a power of two) and D (a divisor of every embedding size) for some tables."""
+    full = sum(4 * t.n * t.d for t in tables)
+    common = reduce(math.gcd, (t.d for t in tables))
+    most = max(2, min(_LARGEST_K, min(t.n for t in tables) // _FEWEST))
+    out = []
+    for K in (2**i for i in range(1, most.bit_length())):
+        for D in (x for x in range(1, common + 1) if common % x == 0):
+            for shared in sharing:
+                small = sum(compact_bytes(t.n, t.d, K, D, shared) for t in tables)
+                out.append(Choice(K, D, shared, small, full / small))
+    return out
+
+
+def reaching(choices: Sequence[Choice], most_bytes: float) -> list[Choice]:
+    """Of each K, with and without sharing, the largest D that fits."""
+    best: dict[tuple[int, bool], Choice] = {}
+    for choice in choices:
+        key = choice.K, choice.shared
+        if choice.bytes <= most_bytes and (key not in best or choice.D > best[key].D):
+            best[key] = choice
+    return list(best.values())
+
+
+def sample(table: Tensor, seed: int = 0) -> Tensor:
+    """Some rows of a table in float32; rows of zeros, such as padding, are left out."""
+    real = table[table.abs().amax(1) > 0] if len(table) else table
+    if len(real) > ROWS:
+        keep = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed))[:ROWS]
+        real = real[keep]
+    return real.float()
+
+
+@torch.no_grad()
+def fit_error(rows: Tensor, choice: Choice, seed: int = 0) -> float:
+    """Squared error of k-means codes on the rows (n, d), as a share of their squared norm."""
+    n, d = rows.shape
+    groups = rows.view(n, choice.D, d // choice.D).transpose(0, 1)  # (D, n, d / D)
+    if choice.shared:
+        groups = groups.reshape(1, -1, d // choice.D)
+    groups = groups.contiguous()
+    centroids = kmeans(groups, choice.K, iterations=_ITERATIONS, seed=seed)
+    codes = assign(groups, centroids)
+    index = codes.unsqueeze(-1).expand(-1, -1, groups.shape[-1])
+    lost = (groups - centroids.gather(1, index)).double().pow(2).sum()
+    return float(lost / rows.double().pow(2).sum().clamp_min(1e-300))
+
+
+def with_errors(
+    choices: Sequence[Choice], samples: Sequence[Tensor], progress: Callable[[int], None]
+) -> list[Choice]:
+    """The choices with the error over all sampled tables."""
+    norms = [float(rows.double().pow(2).sum()) for rows in samples]
+    out = []
+    for choice in choices:
+        lost = sum(fit_error(rows, choice) * norm for rows, norm in zip(samples, norms))
+        out.append(replace(choice, error=lost / max(sum(norms), 1e-300)))
+        progress(1)
+    return out
+
+
+def ranked(
+    choices: Sequence[Choice],
+    scores: Mapping[tuple[int, int, bool], tuple[float, str]] | None = None,
+) -> list[Choice]:
+    """The best first: what a sweep measured, by its score (lower is better here, with its words);
+    then by error, in steps of a tenth above the smallest, or, where there is no table yet, by bits
+    of a symbol in the same way; then small K, which learns better than its error says and costs
+    less (figures 3 and 4 of the paper)."""
+    known = scores or {}
+    least = max(min((c.error for c in choices if c.error is not None), default=0.0), 1e-9)
+    most = max((c.bits for c in choices), default=1)
+
+    def key(c: Choice) -> tuple[float, ...]:
+        found = known.get((c.K, c.D, c.shared))
+        above = most / c.bits if c.error is None else max(c.error, least) / least
+        return (
+            found is None,
+            found[0] if found else 0.0,
+            int(math.log(above) / math.log(_CLOSE)),
+            c.K,
+            c.shared,
+            -c.D,
+        )
+
+    out = []
+    for place, choice in enumerate(sorted(choices, key=key)):
+        found = known.get((choice.K, choice.D, choice.shared))
+        choice = replace(choice, score=found[1] if found else None)
+        out.append(replace(choice, reason=_reason(choice, place == 0, least)))
+    return out
+
+
+def _reason(c: Choice, first: bool, least: float) -> str:
+    """One line: why it is where it is."""
+    bits = code_bits(c.K)
+    codes = f"{c.D} codes of {bits} bit{'s' if bits > 1 else ''}"
+    if c.score is not None:
+        return f"{'best' if first else 'measured'} in the sweep: {c.score}"
+    if c.error is not None:
+        times = c.error / least
+        if times < 1.005:
+            return f"{codes}: the smallest error of k-means"
+        small = "small K, " if first else ""
+        return f"{codes}: {small}{100 * (times - 1):.0f} % more error than the smallest"
+    if first:
+        return f"{codes}: small K and large D learn best and cost least"
+    return codes

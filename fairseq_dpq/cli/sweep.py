@@ -1,0 +1,227 @@
+"""fairseq-dpq-sweep --out DIR --dpq-K 2 8 32 --dpq-D 4 16 -- fairseq-train ...: train a grid of K,
+D, method and sharing, and draw score, ratio and cost."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Iterator, Sequence
+
+from fairseq_dpq.cli.common import text_table
+from fairseq_dpq.config import flag
+from fairseq_dpq.figures.style import FiguresUnavailable
+from fairseq_dpq.sweeps import figures
+from fairseq_dpq.sweeps.commands import Base
+from fairseq_dpq.sweeps.errors import SweepError
+from fairseq_dpq.sweeps.folder import locked, read_note, write_note
+from fairseq_dpq.sweeps.grid import METHODS_WITH_CODES, Grid, make_grid
+from fairseq_dpq.sweeps.results import Result, choose_metric, front, read_results
+from fairseq_dpq.sweeps.runner import Runner
+
+_SHARING = {"off": False, "on": True}
+
+
+class Stopped(BaseException):
+    """A signal asked the sweep to end."""
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """The options of fairseq-dpq-sweep."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-dpq-sweep",
+        usage="%(prog)s --out DIR [options] -- fairseq-train DATA --arch ...\n"
+        "       %(prog)s --out DIR [options] --recipe NAME [-- more flags of fairseq-train]\n"
+        "       %(prog)s --out DIR --resume | --plot-only",
+        description="Train every combination of K, D, method and sharing with one fairseq-train "
+        "command or one recipe, and a full table beside them. A stopped sweep goes on with "
+        "--resume: finished runs are kept, others continue from their last checkpoint.",
+    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder of the sweep: runs, results, figures")
+    add("--recipe", help="train a recipe of this checkout (recipes/NAME.conf)")
+    grid = parser.add_argument_group("the grid: one or more values each")
+    grid.add_argument(flag("K"), dest="K", type=int, nargs="+", help="default: 8 32")
+    grid.add_argument(flag("D"), dest="D", type=int, nargs="+", help="default: 16 32")
+    grid.add_argument(
+        flag("method"),
+        dest="methods",
+        nargs="+",
+        choices=METHODS_WITH_CODES,
+        help=f"default: {' '.join(METHODS_WITH_CODES)}",
+    )
+    grid.add_argument(
+        flag("share_subspaces"),
+        dest="sharing",
+        nargs="+",
+        choices=list(_SHARING),
+        help="default: off",
+    )
+    grid.add_argument("--no-full", action="store_true", help="without a run of the full table")
+    add("--workers", type=int, default=1, help="runs at the same time (default: %(default)s)")
+    add("--threads", type=int, help="OMP_NUM_THREADS of each run (default: cores / workers)")
+    add("--launcher", default="", help="words before each command, e.g. 'srun --gres=gpu:1'")
+    add("--limit", type=int, help="end after so many runs; --resume goes on with the others")
+    add("--metric", help="validation metric to compare by: ppl, loss, bleu, ... (default: ppl)")
+    add("--resume", action="store_true", help="go on with the sweep in --out")
+    add("--dry-run", action="store_true", help="print the commands that would run, and end")
+    add("--plot-only", action="store_true", help="draw the figures of the results in --out")
+    add("--json", action="store_true", help="print the results as JSON instead of a table")
+    return parser
+
+
+def _base_and_grid(args: argparse.Namespace, words: Sequence[str]) -> tuple[Base, Grid]:
+    """What to run: the options, and for a resumed sweep its note where they are left out."""
+    known = read_note(args.out)
+    if known is not None and not (args.resume or args.dry_run):
+        raise SweepError(f"{args.out} has a sweep; go on with --resume, or give another --out")
+    if known is None and args.resume:
+        raise SweepError(f"--resume: {args.out} has no sweep; leave --resume out to start one")
+    base = Base(tuple(words), args.recipe, tuple(shlex.split(args.launcher)))
+    old = known[1].to_dict() if known else {}
+    if known is not None:
+        if (words or args.recipe) and (base.words, base.recipe) != (
+            known[0].words,
+            known[0].recipe,
+        ):
+            raise SweepError(
+                f"--resume: {args.out} was started with another command; leave it out here, or "
+                "give another --out"
+            )
+        base = Base(known[0].words, known[0].recipe, base.launcher or known[0].launcher)
+    base.check()
+    sharing = [_SHARING[name] for name in args.sharing] if args.sharing else None
+    grid = make_grid(
+        args.K or old.get("K", [8, 32]),
+        args.D or old.get("D", [16, 32]),
+        args.methods or old.get("methods", METHODS_WITH_CODES),
+        sharing or old.get("shared", [False]),
+        False if args.no_full else old.get("full", True),
+    )
+    return base, grid
+
+
+def _gpus(workers: int) -> list[str]:
+    """The GPUs to share out; none if a run is to see them all."""
+    if workers == 1:
+        return []
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [name for name in listed.split(",") if name]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Do what the command line asks for; the exit code."""
+    if args.plot_only:
+        return _show(args, read_results(args.out))
+    base, grid = _base_and_grid(args, words)
+    for name in ("workers", "threads", "limit"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise SweepError(f"--{name} {getattr(args, name)}: must be 1 or more")
+    if args.dry_run:
+        runner = Runner(args.out, base, grid.points(), -1, args.metric)
+        for point in runner.waiting():
+            print(runner.command(point).text())
+        return 0
+    threads = args.threads or max(1, (os.cpu_count() or 1) // args.workers)
+    with locked(args.out) as lock, _stopped_by_signals():
+        write_note(args.out, base, grid)
+        runner = Runner(args.out, base, grid.points(), lock, args.metric)
+        results = runner.run(args.workers, threads, _gpus(args.workers), args.limit)
+        return _show(args, results)
+
+
+def _show(args: argparse.Namespace, results: list[Result]) -> int:
+    """Table or JSON, and the figures; 1 if a run failed."""
+    metric = choose_metric(results, args.metric)
+    drawn: list[Path] = []
+    problem = ""
+    try:
+        drawn = figures.draw_all(results, metric, args.out / "figures")
+    except FiguresUnavailable as error:
+        problem = str(error)
+    if args.json:
+        facts: dict[str, Any] = {"metric": metric, "runs": [asdict(r) for r in results]}
+        facts["front"] = [r.name for r in front(results, metric)]
+        facts["figures"] = [str(path) for path in drawn]
+        print(json.dumps(facts, indent=2))
+    else:
+        print(_text(results, metric))
+        for path in drawn:
+            print(path)
+    if problem:
+        print(f"fairseq-dpq-sweep: no figures: {problem}", file=sys.stderr)
+    return 0 if all(result.done for result in results) else 1
+
+
+def _text(results: list[Result], metric: str) -> str:
+    best = {result.name for result in front(results, metric)}
+    rows = [["run", metric, "bytes", "ratio", "CPU s", "peak MB", "front"]]
+    failed = []
+    for r in results:
+        if not r.done:
+            failed.append(f"{r.name}: failed, {r.error}")
+            continue
+        score = r.scores.get(metric)
+        rows.append(
+            [
+                r.name,
+                "-" if score is None else f"{score:g}",
+                "-" if r.bytes is None else f"{r.bytes:,}",
+                "-" if r.ratio is None else f"{r.ratio:.1f}",
+                "-" if r.cpu_seconds is None else f"{r.cpu_seconds:.0f}",
+                "-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.0f}",
+                "*" if r.name in best else "",
+            ]
+        )
+    return "\n".join([text_table(rows), *failed])
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the sweep as Ctrl-C does."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped(number)
+
+    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; the exit code: 2 for bad input, 1 if a run failed."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    at = given.index("--") if "--" in given else len(given)
+    parser = get_parser()
+    args = parser.parse_args(given[:at])
+    try:
+        return sweep(args, given[at + 1 :])
+    except SweepError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, Stopped) as stop:
+        again = f"{parser.prog} --out {shlex.quote(str(args.out))} --resume"
+        print(f"\n{parser.prog}: stopped; go on with: {again}", file=sys.stderr)
+        return 130 if isinstance(stop, KeyboardInterrupt) else 128 + int(stop.args[0])
+
+
+def cli_main() -> None:
+    """The console command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    cli_main()

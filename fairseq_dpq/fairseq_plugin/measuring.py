@@ -1,0 +1,62 @@
+"""The token tables that a fairseq-train command would build, without training."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import warnings
+from typing import Any, Iterator, Sequence
+
+import torch
+
+from fairseq_dpq.config import DPQConfigError, flag
+from fairseq_dpq.fairseq_plugin.choosing import choose
+from fairseq_dpq.fairseq_plugin.replace import Found, find_tables
+
+
+def tables_of_command(words: Sequence[str], embeddings: str) -> list[tuple[str, int, int]]:
+    """Path, rows and columns of the tables that `embeddings` selects, as `--dpq-embeddings` does;
+    `words` are the flags of fairseq-train without those of DPQ."""
+    from fairseq import options, tasks
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    with _arguments(words), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parser = options.get_training_parser()
+        args = options.parse_args_and_arch(parser, input_args=list(words))
+        cfg = convert_namespace_to_omegaconf(args)
+        found = find_tables(_build(tasks, cfg))
+    if not found:
+        raise DPQConfigError("the model of this command has no token embedding (embed_tokens)")
+    chosen = choose([table.paths for table in found], embeddings, flag("embeddings"))
+    return [_size(found[i]) for i in chosen]
+
+
+def _build(tasks: Any, cfg: Any) -> Any:
+    """The model: without memory for its weights where torch can do that."""
+    task = tasks.setup_task(cfg.task)
+    if hasattr(torch.device, "__enter__"):
+        with contextlib.suppress(Exception), torch.device("meta"):
+            return task.build_model(cfg.model)
+    return task.build_model(cfg.model)
+
+
+def _size(found: Found) -> tuple[str, int, int]:
+    weight: Any = getattr(found.module, "weight", None)
+    if weight is None or weight.dim() != 2:
+        raise DPQConfigError(f"{found.path} is a {type(found.module).__name__}, not a plain table")
+    return (found.path, *weight.shape)
+
+
+@contextlib.contextmanager
+def _arguments(words: Sequence[str]) -> Iterator[None]:
+    """fairseq looks for --user-dir in sys.argv, and logs what it builds."""
+    old = sys.argv
+    sys.argv = ["fairseq-train", *words]
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        sys.argv = old
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,118 @@
+"""The points of a sweep and their commands."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_dpq.sweeps.commands import Base, without
+from fairseq_dpq.sweeps.errors import SweepError
+from fairseq_dpq.sweeps.grid import FULL, Grid, Point, make_grid
+
+
+def test_points_are_every_combination_once_and_cheap_ones_first() -> None:
+    grid = make_grid([8, 2, 8], [4, 16], ["sx", "vq"], [False], True)
+    names = [point.name for point in grid.points()]
+    assert names == [
+        "full",
+        *("sx-K2-D4", "vq-K2-D4", "sx-K2-D16", "vq-K2-D16"),
+        *("sx-K8-D4", "vq-K8-D4", "sx-K8-D16", "vq-K8-D16"),
+    ]
+    both = make_grid([2], [4], ["vq"], [True, False], False)
+    assert [point.name for point in both.points()] == ["vq-K2-D4", "vq-K2-D4-shared"]
+    assert Grid.from_dict(both.to_dict()) == both
+
+
+@pytest.mark.parametrize(
+    ("K", "D", "method", "message"),
+    [
+        (1, 4, "sx", "--dpq-K 1: must be from 2 to 32768; try 32"),
+        (8, 0, "sx", "--dpq-D 0: must be 1 or more; try 16"),
+        (8, 4, "low_rank", "--dpq-method low_rank: choose of "),
+    ],
+)
+def test_refused(K: int, D: int, method: str, message: str) -> None:
+    with pytest.raises(SweepError) as error:
+        make_grid([K], [D], [method], [False], True)
+    assert str(error.value).startswith(message)
+
+
+def test_flags() -> None:
+    flags = "--dpq-K 8 --dpq-D 4 --dpq-method vq --dpq-share-subspaces"
+    assert Point("vq", 8, 4, True).flags() == flags.split()
+    assert FULL.flags() == []
+
+
+def test_without_takes_values_along() -> None:
+    words = [
+        "a",
+        "--dpq-K",
+        "8",
+        "--dpq-K=9",
+        "--dpq-share-subspaces",
+        "--x",
+        "1",
+        "--save-dir",
+        "y",
+    ]
+    flags = {"--dpq-K": True, "--dpq-share-subspaces": False, "--save-dir": True}
+    assert without(words, flags) == ["a", "--x", "1"]
+
+
+def test_command_of_a_point_and_of_the_full_table() -> None:
+    """The grid's flags replace the user's; the full table has none of DPQ's."""
+    words = "/bin/train data --arch x --dpq-K=32 --dpq-tau 1 --dpq-no-normalize --no-save"
+    base = Base((*words.split(), "--adam-betas", "(0.9, 0.98)", "--save-dir", "old"))
+    command = base.command(Point("sx", 2, 4), Path("out/sx"))
+    ours = "--save-dir out/sx/checkpoints --log-format json --no-epoch-checkpoints"
+    start = "/bin/train data --arch x"
+    grid = "--dpq-K 2 --dpq-D 4 --dpq-method sx"
+    assert command.text() == (
+        f"{start} --dpq-tau 1 --dpq-no-normalize --adam-betas '(0.9, 0.98)' {grid} {ours}"
+    )
+    full = base.command(FULL, Path("out/sx")).text()
+    assert full == f"{start} --adam-betas '(0.9, 0.98)' {ours}"
+    assert Base.from_dict(base.to_dict()) == base
+    with_launcher = Base(base.words, launcher=("nice", "-n", "5"))
+    assert with_launcher.command(FULL, Path("o")).words[:4] == ["nice", "-n", "5", "/bin/train"]
+
+
+def test_recipe_gives_the_commands_of_its_script(tmp_path: Path) -> None:
+    """train.sh takes the grid's flags last; its own sharing is off unless the point shares."""
+    base = Base(("--cpu",), recipe="ptb_small")
+    base.check()
+    for point, shares in ((Point("vq", 4, 10), 0), (Point("vq", 4, 10, True), 1)):
+        command = base.command(point, tmp_path)
+        assert command.environment == {"SHARE": "0", "PYTHON": sys.executable}
+        done = subprocess.run(
+            [
+                "env",
+                "DRY_RUN=1",
+                *[f"{k}={v}" for k, v in command.environment.items()],
+                *command.words,
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        words = shlex.split(done.stdout)
+        assert words.count("--dpq-share-subspaces") == shares
+        last = {
+            flag: words[len(words) - words[::-1].index(flag)] for flag in ("--dpq-K", "--dpq-D")
+        }
+        assert last == {"--dpq-K": "4", "--dpq-D": "10"}
+        assert words[len(words) - words[::-1].index("--save-dir")] == str(tmp_path / "checkpoints")
+
+
+def test_commands_that_cannot_be_swept() -> None:
+    for base, message in (
+        (Base(()), "give --recipe NAME, or a command"),
+        (Base(("fairseq-hydra-train",)), "give a fairseq-train command"),
+        (Base((), recipe="none"), "--recipe none: choose of .*iwslt15-en-vi"),
+    ):
+        with pytest.raises(SweepError, match=message):
+            base.check()
