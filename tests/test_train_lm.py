@@ -102,9 +102,9 @@ def test_workers_share_the_lanes_and_later_flags_win() -> None:
 @pytest.mark.parametrize(
     ("args", "env", "message"),
     [
-        ("penn small sx", {}, "RECIPE 'penn_small' is unknown; choose iwslt15-en-vi, "),
+        ("penn small sx", {}, "RECIPE 'penn_small' is unknown; choose ag_news, "),
         ("ptb tiny sx", {}, "RECIPE 'ptb_tiny' is unknown"),
-        ("ptb small pq", {}, "METHOD 'pq' is unknown to recipe ptb_small; choose full, sx or vq"),
+        ("ptb small pq", {}, "METHOD 'pq' is unknown to recipe ptb_small; choose full, sx, vq, "),
         ("ptb small sx", {"WORKERS": "3"}, "3 workers do not divide 20 lanes; set WORKERS to 1, 2"),
         ("ptb small sx", {"WORKERS": "0"}, "WORKERS '0' is not a positive number"),
         ("ptb small sx", {"WORKERS": "4", "WORLD_SIZE": "2"}, "WORKERS 4, but 2 are started"),

@@ -17,6 +17,8 @@ from fairseq_dpq.sizes import bits_note
 _EXTRAS = {
     "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "sacrebleu", "sentencepiece"),
     "plots": ("matplotlib",),
+    "transformers": ("transformers",),
+    "triton": ("triton",),
 }
 _LARGE = 50_000  # rows from which a progress bar is worth its line
 

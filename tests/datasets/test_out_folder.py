@@ -61,13 +61,13 @@ def test_second_run_with_the_same_out_is_refused(
         for name in (out, tmp_path / "link"):
             assert prepare(name, tmp_path / "w2") == 2
             assert capsys.readouterr().err == (
-                f"prepare_toy.sh: error: another run is writing --out {out}; wait for it, or pass "
+                f"prepare.sh toy: error: another run is writing --out {out}; wait for it, or pass "
                 "another --out and --work\n"
             )
             assert half.exists() and not (tmp_path / "w2").exists()
         assert prepare(tmp_path / "other", work) == 2
         assert capsys.readouterr().err == (
-            f"prepare_toy.sh: error: another run is using --work {work}; wait for it, or pass "
+            f"prepare.sh toy: error: another run is using --work {work}; wait for it, or pass "
             "another --work and --out\n"
         )
     finally:
@@ -167,7 +167,7 @@ def test_places_that_cannot_be_replaced(
     before = sorted(tmp_path.rglob("*"))
     assert prepare(out, work, "--from", source) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith(f"prepare_toy.sh: error: --out {out}")
+    assert error.count("\n") == 1 and error.startswith(f"prepare.sh toy: error: --out {out}")
     expected = {
         "loop": "is a symbolic link to itself; give a folder",
         "work": f"contains --work {work}; choose a folder in it, e.g. --out {out}/data",
