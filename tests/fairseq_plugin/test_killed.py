@@ -7,12 +7,14 @@ goes on with other batches than the run that was not stopped.
 from __future__ import annotations
 
 import os
+import random
 import resource
 import shutil
 import signal
 import sys
 from pathlib import Path
 
+import fairseq
 import pytest
 import torch
 from fairseq.trainer import Trainer
@@ -30,18 +32,32 @@ METHODS = {
     "ema": "--dpq-K 8 --dpq-D 4 --dpq-method vq --dpq-ema-decay 0.9 --dpq-reseed-after 3",
     "kmeans": "--dpq-K 8 --dpq-D 4 --dpq-kmeans-init 4",
 }
+WARM_UP = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-warmup-updates 3 --dpq-ramp-updates 3"
+# Twenty batches: each of two workers has ten, so that its nine updates lie in one epoch.
+TWO = f"{WARM_UP} --batch-size 6 " + (
+    # 0.12.2 has parameters that only inference uses, which pytorch_ddp must be told of.
+    "--find-unused-parameters" if fairseq.__version__ == "0.12.2" else ""
+)
 SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 
 
 def train(corpus: Path, where: Path, dpq: str, stop: tuple[int, int] | None = None) -> int:
     """fairseq-train in a child; with `stop`, (update, signal), it gets the signal in the middle of
     that update. The status of the child."""
+    return os.waitpid(fork(corpus, where, dpq, stop, {}), 0)[1]
+
+
+def fork(
+    corpus: Path, where: Path, dpq: str, stop: tuple[int, int] | None, environment: dict[str, str]
+) -> int:
+    """The process of such a child."""
     sys.stdout.flush()
     child = os.fork()
     if child:
-        return os.waitpid(child, 0)[1]
+        return child
     try:
         torch.set_num_threads(1)
+        os.environ.update(environment)
         old = Trainer.train_step
 
         def step(self, *args, **kwargs):
@@ -60,6 +76,25 @@ def train(corpus: Path, where: Path, dpq: str, stop: tuple[int, int] | None = No
     os._exit(code)
 
 
+def train_two(corpus: Path, where: Path, dpq: str, stop: tuple[int, int] | None = None) -> int:
+    """The same with two workers, started with the variables that torchrun sets; with `stop`,
+    (update, rank), that worker is killed in the middle, and the other one after it. The status of
+    the first, or of the other where that is 0."""
+    where.mkdir(exist_ok=True)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": fsq.free_port(), "WORLD_SIZE": "2"}
+    update, first = stop or (0, 0)
+    workers = []
+    for rank in (first, 1 - first):
+        kill = (update, signal.SIGKILL) if rank == first else None
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        workers.append(fork(corpus, where, dpq, kill, {**shared, **own}))
+    status = os.waitpid(workers[0], 0)[1]
+    if status:
+        os.kill(workers[1], signal.SIGKILL)
+    other = os.waitpid(workers[1], 0)[1]
+    return status or other
+
+
 def weights(where: Path) -> dict[str, torch.Tensor]:
     state = load(where / "checkpoint_last.pt")
     assert state["optimizer_history"][-1]["num_updates"] == UPDATES
@@ -75,11 +110,31 @@ def test_killed_and_resumed(corpus, tmp_path, name) -> None:
     for update, number in zip((1, 3, 4, 6, 9), [*SIGNALS, *SIGNALS]):
         status = train(corpus, where, dpq, (update, number))
         assert status != 0
-    assert train(corpus, where, dpq) == 0
+    assert train(corpus, where, dpq, (1, signal.SIGKILL)) == 0  # no first update: it goes on
     resumed = weights(where)
     assert resumed.keys() == whole.keys()
     for key, tensor in whole.items():
         assert torch.equal(resumed[key], tensor), key
+
+
+@pytest.mark.parametrize("method", ["sx", "vq"])
+def test_two_workers_killed_and_resumed(corpus, tmp_path, method) -> None:
+    """Either rank at a random update: first around the end of the warm-up, then later."""
+    dpq = f"{TWO} --dpq-method {method}"
+    assert train_two(corpus, tmp_path / "whole", dpq) == 0
+    whole = weights(tmp_path / "whole")
+    assert whole["encoder.embed_tokens.schedule"].tolist() == [UPDATES, 3, 6]
+    assert ("encoder.embed_tokens.ema_sum" in whole) == (method == "vq")
+    where = tmp_path / "killed"
+    draw = random.Random()
+    stops = [(draw.randint(*part), draw.randrange(2)) for part in ((3, 4), (5, 9))]
+    for stop in stops:
+        assert train_two(corpus, where, dpq, stop) == signal.SIGKILL, stops
+    assert train_two(corpus, where, dpq, (1, 0)) == 0, stops  # no first update: it goes on
+    resumed = weights(where)
+    assert resumed.keys() == whole.keys()
+    for key, tensor in whole.items():
+        assert torch.equal(resumed[key], tensor), (key, stops)
 
 
 def test_a_disk_that_fills_leaves_the_last_checkpoint_good(corpus, tmp_path) -> None:

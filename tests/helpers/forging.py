@@ -28,7 +28,7 @@ from helpers.toy_checkpoints import ALIAS, PATH, edit_record, load
 class Evil:
     """Makes a folder when it is unpickled."""
 
-    def __init__(self, marker: Path, function: Any = os.mkdir) -> None:
+    def __init__(self, marker: Path | str, function: Any = os.mkdir) -> None:
         self.marker, self.function = str(marker), function
 
     def __reduce__(self) -> tuple:
