@@ -56,6 +56,8 @@ def fork(
     if child:
         return child
     try:
+        # A shell starts what runs in the background with SIGINT ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         torch.set_num_threads(1)
         os.environ.update(environment)
         old = Trainer.train_step
