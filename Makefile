@@ -23,7 +23,7 @@ help:
 	@echo "make demo         train full, DPQ-SX and DPQ-VQ on a generated corpus, compact, translate, compare, report"
 	@echo "make any-model    compress a sentence encoder of Hugging Face and measure it (examples/any_model)"
 	@echo "make test         all tests"
-	@echo "make test-fast    the tests without the slow ones: under two minutes"
+	@echo "make test-fast    the tests without the slow ones: three to four minutes"
 	@echo "make test-install the wheel in a fresh environment: train, compact, translate"
 	@echo "make fuzz         damaged and forged files to every reader, FUZZ_MINUTES=10"
 	@echo "make lint         format check, lint, types and shell scripts"
