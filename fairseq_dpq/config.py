@@ -89,7 +89,7 @@ class DPQConfig:
     warmup_updates: int | None = _option(
         None,
         "first updates in which the table is a plain one; k-means of it then gives the codes, 0: "
-        "off (default: an eighth of the training)",
+        "off (default: an eighth of the training, a quarter if tied)",
     )
     ramp_updates: int | None = _option(
         None,

@@ -104,16 +104,18 @@ def test_token_has_one_code_in_one_update(distance: str) -> None:
 def test_what_is_left_open_takes_the_methods_value() -> None:
     vq = DPQConfig(K=8, D=4, method="vq").resolved(tied=True, max_update=800)
     assert (vq.commitment, vq.ema_decay, vq.normalize, vq.tau) == (0.5, 0.99, False, None)
-    assert (vq.warmup_updates, vq.ramp_updates) == (100, 400)
+    assert (vq.warmup_updates, vq.ramp_updates) == (200, 400)
     paper = DPQConfig(method="vq", batch_stats=True, ema_decay=0).resolved(max_update=800)
     assert (paper.normalize, paper.ema_decay) == (True, 0)
     sx = DPQConfig(K=8, D=4).resolved(max_update=800)
+    assert (sx.warmup_updates, sx.ramp_updates) == (100, 400)  # not tied: sooner
     assert (sx.tau, sx.commitment, sx.ema_decay, sx.normalize) == (0.25, None, None, True)
     assert DPQConfig().resolved().tau == 1.0  # without a warm-up
     given = DPQConfig(K=8, D=4, tau=1.0, warmup_updates=0).resolved(max_update=800)
     assert (given.tau, given.warmup_updates, given.ramp_updates) == (1.0, 0, 0)
     assert DPQConfig(K=8, D=4, key_dim=3).resolved(max_update=800).warmup_updates == 0
     assert DPQConfig(K=8, D=4).resolved().warmup_updates == 0  # no length, no share of it
+    assert DPQConfig(K=8, D=4).resolved(max_update=7).warmup_updates == 0  # too short for one
 
 
 def test_warmup_needs_queries_of_the_rows_size() -> None:

@@ -49,8 +49,9 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         super().__init__(*args, **kwargs)
         self.defer_updates = True  # statistics follow each update, not each micro-batch
         self._log_evaluation = True
-        # The options as they were given, while the length of the training is not known.
-        self.open_schedule: DPQConfig | None = None
+        # The options as they were given, and whether the table is tied, while the length of the
+        # training is not known.
+        self.open_schedule: tuple[DPQConfig, bool] | None = None
 
     def forward(self, indices: Tensor) -> Tensor:
         out = super().forward(indices)

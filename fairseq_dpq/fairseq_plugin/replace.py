@@ -116,7 +116,7 @@ def replace_tables(
             **config.layer_options(),
         )
         if config.warmup_updates and given.warmup_updates is None:
-            table.open_schedule = given
+            table.open_schedule = given, tied
         elif "warmup_updates" in config.method_object.options:
             logger.info(f"{found.path}: {schedule.describe(config)}")
         vectors = get_option(cfg, f"{'decoder' if found.decoder else 'encoder'}_embed_path")

@@ -51,14 +51,12 @@ def settle(trainer: Any, batches: Any) -> None:
         return
     length = _updates(cfg.optimization, len(batches))
     record = read_record(cfg.model)
-    for path, table, wanted in tables:
+    for path, table, (wanted, tied) in tables:
         table.open_schedule = None
         state = dict(table.named_buffers())
         if not length or "schedule" not in state or WarmUp.has_begun(state):
             continue  # no end is known, or the table starts from a trained one
-        config = table.config = wanted.resolved(
-            max_update=max(length, _UNKNOWN), embedding_dim=table.embedding_dim
-        )
+        config = table.config = wanted.resolved(tied, max(length, _UNKNOWN), table.embedding_dim)
         WarmUp(config.warmup_updates or 0, config.ramp_updates or 0).reset(state, table.codebook())
         if record is not None and path in record.tables:
             record.tables[path].options = config.layer_options()

@@ -25,6 +25,7 @@ from fairseq_dpq.statistics import (
 )
 
 _FIRST_ROWS = 1 << 13  # enough of a random start to know its statistics
+_SHORTEST = 8  # updates of a training that has room for a warm-up
 START = 0.02  # deviation of queries and keys at the start
 
 Options = Any  # a DPQConfig; config.py imports the methods, so they cannot import it
@@ -198,7 +199,9 @@ class KeyedMethod(ProductMethod):
     def defaults(self, c: Options, tied: bool, max_update: int) -> dict[str, Any]:
         # docs/quality.md has the study behind these numbers.
         plain = c.key_dim is None and not c.kmeans_init
-        warmup = max_update // 8 if plain else 0
+        # A tied table has more to learn before its codes are worth anything.
+        share = max_update // 4 if tied else max_update // 8
+        warmup = share if plain and max_update >= _SHORTEST else 0
         if c.warmup_updates is not None:
             warmup = c.warmup_updates
         return {"warmup_updates": warmup, "ramp_updates": max_update // 2 if warmup else 0}
