@@ -63,6 +63,7 @@ TESTED_BY = {
     "native.functions": "native/test_native.py",
     "native.table": "native/test_native.py",
     "optim.lazy_adam": "test_text_classification.py",
+    "optim.dense": "test_sm3.py",
     "optim.quadratic_warmup": "test_schedules.py",
     "optim.sm3": "test_sm3.py",
     "precision": "test_embedding.py",

@@ -12,10 +12,10 @@ from typing import Iterator, Sequence
 
 from fairseq_dpq.datasets import pieces
 from fairseq_dpq.datasets.binarize import dictionary_size, preprocess, write_dictionary
-from fairseq_dpq.datasets.cli import Result, Run, make_parser, run_main
+from fairseq_dpq.datasets.cli import Result, Run
 from fairseq_dpq.datasets.download import Remote
 from fairseq_dpq.datasets.errors import PrepareError
-from fairseq_dpq.datasets.sources import Held, Route, Wanted
+from fairseq_dpq.datasets.sources import Route, Wanted
 from fairseq_dpq.datasets.text import CHUNK
 
 
@@ -159,17 +159,9 @@ def _report(result: Result) -> list[str]:
 
 def main(data: LabelledSet, argv: list[str] | None = None) -> int:
     """Run the prepare script of a labelled set."""
-    parser = make_parser(data.name, f"{data.title}: pieces and labels for sentence_prediction.")
-    pieces.add_flags(parser)
+    description = f"{data.title}: pieces and labels for sentence_prediction."
 
-    def body(run: Run) -> None:
-        vocab = pieces.prepared_vocab(run.args)
-        pieces.load(vocab)
-        options: Result = {
-            "vocab": run.sources.hashes({"": Held(vocab)})[vocab.name],
-            "cased": run.args.cased,
-        }
-        wanted = list(data.files.values())
-        run.publish(options, wanted, lambda folder: _build(run, data, vocab, folder), _report)
+    def build(run: Run, vocab: Path, folder: Path) -> Result:
+        return _build(run, data, vocab, folder)
 
-    return run_main(data.name, parser, body, argv)
+    return pieces.run_set(data.name, description, data.files, build, _report, argv)

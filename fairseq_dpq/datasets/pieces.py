@@ -9,15 +9,16 @@ import argparse
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import sentencepiece as spm
 
 from fairseq_dpq.datasets.binarize import write_dictionary
 from fairseq_dpq.datasets.checksums import Digest
+from fairseq_dpq.datasets.cli import Result, Run, make_parser, run_main
 from fairseq_dpq.datasets.download import Remote
 from fairseq_dpq.datasets.errors import PrepareError
-from fairseq_dpq.datasets.sources import Route, Wanted
+from fairseq_dpq.datasets.sources import Held, Route, Wanted
 from fairseq_dpq.datasets.text import clean, ordered_map
 from fairseq_dpq.datasets.wordpiece import Piece, WordPiece, read_vocabulary
 
@@ -155,3 +156,31 @@ def encode_chunks(
 ) -> Iterator[list[str]]:
     """Lines of pieces, chunk by chunk and in order, on all cores."""
     yield from ordered_map(_encode_chunk, chunks, workers, _start, (str(path), lower))
+
+
+def run_set(
+    name: str,
+    description: str,
+    files: Mapping[str, Wanted],
+    build: Callable[[Run, Path, Path], Result],
+    report: Callable[[Result], list[str]],
+    argv: list[str] | None,
+) -> int:
+    """The prepare script of a set that is encoded with the vocabulary of a pre-trained model.
+
+    `build` gets the run, the vocabulary and the folder to fill.
+    """
+    parser = make_parser(name, description)
+    add_flags(parser)
+
+    def body(run: Run) -> None:
+        vocab = prepared_vocab(run.args)
+        load(vocab)
+        options: Result = {
+            "vocab": run.sources.hashes({"": Held(vocab)})[vocab.name],
+            "cased": run.args.cased,
+        }
+        wanted = list(files.values())
+        run.publish(options, wanted, lambda folder: build(run, vocab, folder), report)
+
+    return run_main(name, parser, body, argv)

@@ -4,7 +4,7 @@
 # No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Tuple
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -12,18 +12,16 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor
 
+from fairseq_dpq.optim.dense import DenseOptimizer
 
-class LazyAdam(torch.optim.Optimizer):
+
+class LazyAdam(DenseOptimizer):
     """Adam, except for matrices: a row whose gradient is zero keeps its value and its moments.
 
     Plain Adam moves all rows of an embedding in each update, by their old momentum, which takes
     most of the time when a batch uses few of many words. Gradients are dense. All state is float32
     for parameters of any dtype.
     """
-
-    # Read by fairseq. In a model flattened into one vector there would be no rows.
-    supports_memory_efficient_fp16 = True
-    supports_flat_params = False
 
     def __init__(
         self,
@@ -38,32 +36,14 @@ class LazyAdam(torch.optim.Optimizer):
             raise ValueError(f"betas {betas} are out of range; LazyAdam needs 0 <= beta < 1")
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps})
 
-    @torch.no_grad()
-    def step(  # type: ignore[override]
-        self, closure: Optional[Callable[[], float]] = None
-    ) -> Optional[float]:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._update(p, p.grad, group)
-        return loss
-
-    def _update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
-        if grad.is_sparse:
-            raise RuntimeError(
-                "LazyAdam only takes dense gradients; build embeddings with sparse=False"
-            )
+    def update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
         state = self.state[p]
         if not state:
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
             state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
         state["step"] += 1
-        mean, square = (self._on_device(state, name, p) for name in ("exp_avg", "exp_avg_sq"))
+        mean, square = (self.on_device(state, name, p) for name in ("exp_avg", "exp_avg_sq"))
         beta1, beta2 = group["betas"]
         scale = (1 - beta2 ** state["step"]) ** 0.5
         rate = group["lr"] * scale / (1 - beta1 ** state["step"])
@@ -83,14 +63,6 @@ class LazyAdam(torch.optim.Optimizer):
             mean.index_copy_(0, rows, m)
             square.index_copy_(0, rows, v)
             p.index_add_(0, rows, update.to(p.dtype))
-
-    @staticmethod
-    def _on_device(state: Dict[str, Any], name: str, p: Tensor) -> Tensor:
-        # fairseq's memory-efficient fp16 puts the checkpoint's own (CPU) tensors back on resume.
-        tensor = state[name]
-        if tensor.device != p.device or tensor.dtype != torch.float32:
-            tensor = state[name] = tensor.to(device=p.device, dtype=torch.float32)
-        return tensor
 
 
 @dataclass

@@ -4,7 +4,7 @@
 # No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -12,11 +12,13 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor
 
+from fairseq_dpq.optim.dense import DenseOptimizer
+
 # The rule divides 0 by 0 where a gradient has always been zero and calls that 0.
 TINY = 1e-30
 
 
-class SM3(torch.optim.Optimizer):
+class SM3(DenseOptimizer):
     """SM3-II. A (m, n) matrix keeps m + n accumulators in place of Adagrad's m * n.
 
     For each entry, with mu_r the accumulator of slice r and beta the momentum::
@@ -30,11 +32,6 @@ class SM3(torch.optim.Optimizer):
     per parameter; `momentum=0` keeps no such buffer. All state is float32 for parameters of any
     dtype.
     """
-
-    # Read by fairseq. float16 parameters are updated through float32 here, and a model flattened
-    # into one vector would have no slices that share accumulators.
-    supports_memory_efficient_fp16 = True
-    supports_flat_params = False
 
     def __init__(
         self,
@@ -51,23 +48,7 @@ class SM3(torch.optim.Optimizer):
             raise ValueError(f"weight_decay {weight_decay} is negative; SM3 needs >= 0")
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(  # type: ignore[override]
-        self, closure: Optional[Callable[[], float]] = None
-    ) -> Optional[float]:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._update(p, p.grad, group)
-        return loss
-
-    def _update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
-        if grad.is_sparse:
-            raise RuntimeError("SM3 only takes dense gradients; build embeddings with sparse=False")
+    def update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
         grad = grad.float()
         weight = p.float()  # p itself when it is float32
         if group["weight_decay"] != 0.0:
@@ -88,7 +69,7 @@ class SM3(torch.optim.Optimizer):
         if group["momentum"] > 0.0:
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(grad)
-            buffer = self._on_device(state, "momentum_buffer", p)
+            buffer = self.on_device(state, "momentum_buffer", p)
             buffer.mul_(group["momentum"]).add_(update, alpha=1.0 - group["momentum"])
             update = buffer
         weight.add_(update, alpha=-group["lr"])
@@ -104,16 +85,8 @@ class SM3(torch.optim.Optimizer):
             if name not in state:
                 size = [n if i == axis else 1 for i, n in enumerate(shape)]
                 state[name] = torch.zeros(size, dtype=torch.float32, device=p.device)
-            found.append(self._on_device(state, name, p))
+            found.append(self.on_device(state, name, p))
         return found
-
-    @staticmethod
-    def _on_device(state: Dict[str, Any], name: str, p: Tensor) -> Tensor:
-        # fairseq's memory-efficient fp16 puts the checkpoint's own (CPU) tensors back on resume.
-        tensor = state[name]
-        if tensor.device != p.device or tensor.dtype != torch.float32:
-            tensor = state[name] = tensor.to(device=p.device, dtype=torch.float32)
-        return tensor
 
 
 @dataclass
