@@ -39,9 +39,9 @@ def test_zeros(rows: int) -> None:
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="this system does not list its mappings")
 def test_the_codes_of_a_large_table_ask_for_large_pages() -> None:
-    large, small = (CompactEmbedding(n, 256, K=32, D=128).codes for n in (1 << 17, 1 << 10))
-    assert "hg" in flags_at(large.data_ptr() + (8 << 20))
-    assert "hg" not in flags_at(small.data_ptr())
+    # A small table lies in the heap, for which other libraries may have asked the same.
+    codes = CompactEmbedding(1 << 17, 256, K=32, D=128).codes
+    assert "hg" in flags_at(codes.data_ptr() + (8 << 20))
 
 
 def test_a_large_table_is_copied_pickled_and_shared_as_any_other() -> None:
