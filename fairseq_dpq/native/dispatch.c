@@ -1,5 +1,4 @@
 /* The exported functions: arguments are checked here, once per call; kernels trust them. */
-#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -178,24 +177,6 @@ int64_t dpq_codes(const dpq_query *query, int32_t threads) {
     return result;
 }
 
-/* (G, K, size) as (G, size, width), the rest filled with zeros. */
-static void widen(const float *rows, int64_t G, int64_t K, int64_t size, int64_t width, float *out) {
-    memset(out, 0, (size_t)(G * size * width) * sizeof *out);
-    for (int64_t g = 0; g < G; g++) {
-        for (int64_t k = 0; k < K; k++) {
-            for (int64_t i = 0; i < size; i++) out[(g * size + i) * width + k] = rows[(g * K + k) * size + i];
-        }
-    }
-}
-
-static void narrow(const float *wide, int64_t G, int64_t K, int64_t size, int64_t width, float *out) {
-    for (int64_t g = 0; g < G; g++) {
-        for (int64_t k = 0; k < K; k++) {
-            for (int64_t i = 0; i < size; i++) out[(g * K + k) * size + i] = wide[(g * size + i) * width + k];
-        }
-    }
-}
-
 int64_t dpq_softmax_gradients(const dpq_softmax *in, int32_t threads) {
     int64_t m = in->features_size, size = in->size, G = in->G, K = in->K;
     if (in->rows < 0 || in->D < 1 || m < 1 || size < 1 || K < 1 || K > 32768 ||
@@ -203,27 +184,9 @@ int64_t dpq_softmax_gradients(const dpq_softmax *in, int32_t threads) {
         in->stride < in->D * m) {
         return DPQ_BAD_TABLE;
     }
-    int64_t width = (K + 15) / 16 * 16;
-    float *memory = malloc((size_t)(G * width * (2 * m + size + 2)) * sizeof *memory);
-    if (!memory) return DPQ_NO_MEMORY;
-    float *direction = memory, *values = direction + G * m * width, *offset = values + G * size * width;
-    float *grad_direction = offset + G * width, *grad_offset = grad_direction + G * m * width;
-    widen(in->direction, G, K, m, width, direction);
-    widen(in->values, G, K, size, width, values);
-    for (int64_t g = 0; g < G; g++) {
-        for (int64_t k = 0; k < width; k++) {
-            offset[g * width + k] = k < K ? in->offset[g * K + k] : -FLT_MAX;
-        }
-    }
-    memset(grad_direction, 0, (size_t)(G * (m + 1) * width) * sizeof *memory);
-    memset(in->grad_values, 0, (size_t)(G * K * size) * sizeof *memory);
-    dpq_softmax_job job = {in, direction, offset, values, grad_direction, grad_offset, width};
-    int64_t grain = (1 << 20) / (in->rows * width * (m + size) + 1) + 1;
-    int64_t result = dpq_parallel(kernels()->softmax, &job, G, grain, threads);
-    narrow(grad_direction, G, K, m, width, in->grad_direction);
-    narrow(grad_offset, G, K, 1, width, in->grad_offset);
-    free(memory);
-    return result;
+    memset(in->grad_values, 0, (size_t)(G * K * size) * sizeof(float));
+    int64_t grain = (1 << 20) / (in->rows * K * (m + size) + 1) + 1;
+    return dpq_parallel(kernels()->softmax, in, G, grain, threads);
 }
 
 static int packable(int64_t n, int64_t D, const uint8_t *bits, int64_t row_bytes, int32_t bytes,

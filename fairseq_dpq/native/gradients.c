@@ -1,11 +1,15 @@
-/* The gradient of a softmax over keys. Vectors run over the keys: K is padded to a multiple of LANES
- * with keys whose offset is so low that their probability is 0. Sums are taken lane by lane, then
- * over the lanes, so that they do not depend on the instruction set. */
+/* The gradient of a softmax over keys. Vectors run over rows, LANES at a time, so that nothing but
+ * the sums over all rows has to be added across the lanes, once at the end. LANES is the same for
+ * all instruction sets, and so are the sums. */
+#include <float.h>
 #include <stdlib.h>
 
 #include "internal.h"
 
 #define LANES 16
+
+/* Left to itself, a compiler may run its vectors over the few dimensions of a group instead. */
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
 
 /* e^x of x <= 0, within two units of the last place; 0 below -87. */
 static inline __attribute__((always_inline)) float exp_of(float x) {
@@ -30,114 +34,104 @@ static inline __attribute__((always_inline)) float exp_of(float x) {
     return x > low ? y * power : 0;
 }
 
-/* The sum of all lanes, halves at a time: sixteen additions in a row would take longer than all the
- * rest. */
-static inline __attribute__((always_inline)) float sum_of(const float *lanes) {
-    float eight[8], four[4];
-    for (int l = 0; l < 8; l++) eight[l] = lanes[l] + lanes[l + 8];
-    for (int l = 0; l < 4; l++) four[l] = eight[l] + eight[l + 4];
-    return (four[0] + four[2]) + (four[1] + four[3]);
+static float sum_of(lanes all) {
+    float sum = 0;
+    for (int l = 0; l < LANES; l++) sum += all[l];
+    return sum;
 }
 
-static inline __attribute__((always_inline)) float largest_of(const float *lanes) {
-    float eight[8], four[4];
-    for (int l = 0; l < 8; l++) eight[l] = lanes[l] > lanes[l + 8] ? lanes[l] : lanes[l + 8];
-    for (int l = 0; l < 4; l++) four[l] = eight[l] > eight[l + 4] ? eight[l] : eight[l + 4];
-    float a = four[0] > four[2] ? four[0] : four[2], b = four[1] > four[3] ? four[1] : four[3];
-    return a > b ? a : b;
+/* LANES rows of one group. x (m) and grad (size) are theirs; sums (K, m + 1) collects the gradients
+ * of directions and offset; p and w have K. A row of zeros adds 0. */
+static inline __attribute__((always_inline)) void
+rows_of(const float *restrict direction, const float *restrict offset, const float *restrict values,
+        const lanes *restrict x, const lanes *restrict grad, lanes *restrict grad_x,
+        lanes *restrict sums, lanes *restrict p, lanes *restrict w, int64_t K, int64_t m,
+        int64_t size) {
+    const lanes zero = {0};
+    lanes sum = zero, dot = zero, top = zero - FLT_MAX;
+    for (int64_t k = 0; k < K; k++) {
+        lanes a = zero + offset[k], b = zero;
+        for (int64_t i = 0; i < m; i++) a += x[i] * direction[k * m + i];
+        for (int64_t i = 0; i < size; i++) b += grad[i] * values[k * size + i];
+        for (int l = 0; l < LANES; l++) top[l] = a[l] > top[l] ? a[l] : top[l];
+        p[k] = a;
+        w[k] = b;
+    }
+    for (int64_t k = 0; k < K; k++) {
+        for (int l = 0; l < LANES; l++) p[k][l] = exp_of(p[k][l] - top[l]);
+        sum += p[k];
+        dot += p[k] * w[k];
+    }
+    sum = 1 / sum;
+    dot *= sum;
+    for (int64_t i = 0; i < m; i++) grad_x[i] = zero;
+    for (int64_t k = 0; k < K; k++) {
+        lanes d = p[k] * sum * (w[k] - dot);
+        lanes *own = sums + k * (m + 1);
+        for (int64_t i = 0; i < m; i++) {
+            own[i] += d * x[i];
+            grad_x[i] += d * direction[k * m + i];
+        }
+        own[m] += d;
+    }
 }
 
-/* out[k] = start[k] + sum over i of x[i] * matrix[i][k]; start may be null. */
-static inline __attribute__((always_inline)) void combine(const float *restrict x,
-                                                          const float *restrict matrix,
-                                                          const float *restrict start, int64_t size,
-                                                          int64_t width, float *restrict out) {
-    for (int64_t k = 0; k < width; k += LANES) {
-        float sum[LANES];
-        for (int l = 0; l < LANES; l++) sum[l] = start ? start[k + l] : 0;
-        for (int64_t i = 0; i < size; i++) {
-            const float *row = matrix + i * width + k;
-            for (int l = 0; l < LANES; l++) sum[l] += x[i] * row[l];
-        }
-        for (int l = 0; l < LANES; l++) out[k + l] = sum[l];
-    }
-}
-
-static inline __attribute__((always_inline)) void one_row(const dpq_softmax_job *job, int64_t g,
-                                                          const float *x, const float *grad,
-                                                          float *grad_x, float *restrict p,
-                                                          float *restrict w, int64_t features,
-                                                          int64_t size, int64_t width) {
-    const float *direction = job->direction + g * features * width;
-    combine(x, direction, job->offset + g * width, features, width, p);
-    float top[LANES], sum[LANES], dot[LANES];
-    for (int l = 0; l < LANES; l++) top[l] = p[l];
-    for (int64_t k = LANES; k < width; k += LANES) {
-        for (int l = 0; l < LANES; l++) top[l] = p[k + l] > top[l] ? p[k + l] : top[l];
-    }
-    float largest = largest_of(top);
-    combine(grad, job->values + g * size * width, NULL, size, width, w);
-    for (int l = 0; l < LANES; l++) sum[l] = dot[l] = 0;
-    for (int64_t k = 0; k < width; k += LANES) {
-        for (int l = 0; l < LANES; l++) {
-            float e = exp_of(p[k + l] - largest);
-            p[k + l] = e;
-            sum[l] += e;
-            dot[l] += e * w[k + l];
-        }
-    }
-    float whole = sum_of(sum), mean = sum_of(dot) / whole, share = 1 / whole;
-    float *grad_offset = job->grad_offset + g * width;
-    for (int64_t k = 0; k < width; k += LANES) {
-        for (int l = 0; l < LANES; l++) {
-            p[k + l] = p[k + l] * share * (w[k + l] - mean);
-            grad_offset[k + l] += p[k + l];
-        }
-    }
-    for (int64_t i = 0; i < features; i++) {
-        const float *row = direction + i * width;
-        float *grad_row = job->grad_direction + (g * features + i) * width;
-        float total[LANES];
-        for (int l = 0; l < LANES; l++) total[l] = 0;
-        for (int64_t k = 0; k < width; k += LANES) {
-            for (int l = 0; l < LANES; l++) {
-                total[l] += p[k + l] * row[k + l];
-                grad_row[k + l] += p[k + l] * x[i];
+/* All rows of one group. `memory` begins with the sums, which the caller has set. */
+static int64_t one_group(const dpq_softmax *in, int64_t j, lanes *memory) {
+    int64_t K = in->K, m = in->features_size, size = in->size, g = in->G == 1 ? 0 : j;
+    const float *direction = in->direction + g * K * m, *offset = in->offset + g * K;
+    const float *values = in->values + g * K * size;
+    lanes *sums = memory, *p = sums + K * (m + 1), *w = p + K;
+    lanes *x = w + K, *grad_x = x + m, *grad = grad_x + m;
+    for (int64_t row = 0; row < in->rows; row += LANES) {
+        int64_t count = in->rows - row < LANES ? in->rows - row : LANES;
+        if (count < LANES) memset(x, 0, (size_t)(2 * m + size) * sizeof *x);
+        for (int64_t l = 0; l < count; l++) {
+            const float *own = in->features + (row + l) * in->stride + j * m;
+            const float *got = in->grad + ((row + l) * in->D + j) * size;
+            int64_t code = in->codes[(row + l) * in->D + j];
+            if (code < 0 || code >= K) return 1 + row + l;
+            float *value = in->grad_values + (g * K + code) * size;
+            for (int64_t i = 0; i < m; i++) x[i][l] = own[i];
+            for (int64_t i = 0; i < size; i++) {
+                grad[i][l] = got[i];
+                value[i] += got[i];
             }
         }
-        grad_x[i] = sum_of(total);
+#define ROWS(m, size) rows_of(direction, offset, values, x, grad, grad_x, sums, p, w, K, m, size)
+        if (m == 4 && size == 4) ROWS(4, 4);
+        else if (m == 2 && size == 2) ROWS(2, 2);
+        else if (m == 8 && size == 8) ROWS(8, 8);
+        else ROWS(m, size);
+        for (int64_t l = 0; l < count; l++) {
+            float *out = in->grad_features + ((row + l) * in->D + j) * m;
+            for (int64_t i = 0; i < m; i++) out[i] = grad_x[i][l];
+        }
     }
+    return 0;
 }
 
 /* Groups [start, end), or all of them where they share their keys. */
 int64_t DPQ_NAME(dpq_softmax_groups)(const void *all, int64_t start, int64_t end) {
-    const dpq_softmax_job *job = all;
-    const dpq_softmax *in = job->in;
-    int64_t D = in->D, m = in->features_size, size = in->size, width = job->width;
-    int64_t first = in->G == 1 ? 0 : start, last = in->G == 1 ? D : end;
-    float *p = malloc((size_t)(2 * width) * sizeof *p);
-    if (!p) return DPQ_NO_MEMORY;
+    const dpq_softmax *in = all;
+    int64_t K = in->K, m = in->features_size, shared = in->G == 1;
+    int64_t count = K * (m + 1), rest = 2 * K + 2 * m + in->size;
+    lanes *memory = aligned_alloc(sizeof *memory, (size_t)(count + rest) * sizeof *memory);
+    if (!memory) return DPQ_NO_MEMORY;
     int64_t result = 0;
-    for (int64_t row = 0; row < in->rows && !result; row++) {
-        for (int64_t j = first; j < last; j++) {
-            int64_t g = in->G == 1 ? 0 : j;
-            const float *x = in->features + row * in->stride + j * m;
-            const float *grad = in->grad + (row * D + j) * size;
-            float *grad_x = in->grad_features + (row * D + j) * m;
-            int64_t code = in->codes[row * D + j];
-            if (code < 0 || code >= in->K) {
-                result = 1 + row;
-                break;
+    for (int64_t g = start; g < end && !result; g++) {
+        memset(memory, 0, (size_t)count * sizeof *memory);
+        for (int64_t j = shared ? 0 : g; j < (shared ? in->D : g + 1) && !result; j++) {
+            result = one_group(in, j, memory);
+        }
+        for (int64_t k = 0; k < K; k++) {
+            const lanes *sums = memory + k * (m + 1);
+            for (int64_t i = 0; i < m; i++) {
+                in->grad_direction[(g * K + k) * m + i] = sum_of(sums[i]);
             }
-            float *value = in->grad_values + (g * in->K + code) * size;
-            for (int64_t i = 0; i < size; i++) value[i] += grad[i];
-            if (m == 4 && size == 4 && width == 32) one_row(job, g, x, grad, grad_x, p, p + width, 4, 4, 32);
-            else if (m == 2 && size == 2) one_row(job, g, x, grad, grad_x, p, p + width, 2, 2, width);
-            else if (m == 4 && size == 4) one_row(job, g, x, grad, grad_x, p, p + width, 4, 4, width);
-            else if (m == 8 && size == 8) one_row(job, g, x, grad, grad_x, p, p + width, 8, 8, width);
-            else one_row(job, g, x, grad, grad_x, p, p + width, m, size, width);
+            in->grad_offset[g * K + k] = sum_of(sums[m]);
         }
     }
-    free(p);
+    free(memory);
     return result;
 }

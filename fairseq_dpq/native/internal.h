@@ -65,16 +65,6 @@ typedef struct {
     int32_t width;
 } dpq_packing_job;
 
-typedef struct {
-    const dpq_softmax *in;
-    const float *direction; /* (G, features_size, width) */
-    const float *offset;    /* (G, width) */
-    const float *values;    /* (G, size, width) */
-    float *grad_direction;  /* as direction */
-    float *grad_offset;
-    int64_t width; /* K, rounded up */
-} dpq_softmax_job;
-
 /* The kernels of one instruction set. */
 typedef struct {
     const char *name;
