@@ -7,7 +7,7 @@ usage() {
 usage: scripts/score.sh RECIPE CHECKPOINT [flags...]
   RECIPE      as for scripts/train.sh: fairseq-generate and BLEU for translation, fairseq-eval-lm and
               perplexity for language models, fairseq-validate for masked language models and
-              classifiers. scripts/score_nmt.sh is the same script
+              classifiers, fairseq-dpq-squad for SQuAD. scripts/score_nmt.sh is the same script
   CHECKPOINT  of scripts/train.sh, fairseq-dpq-compact or fairseq-dpq-quantize; A.pt:B.pt is an
               ensemble
 Flags after CHECKPOINT come last and win, e.g. --gen-subset valid or --beam 1.
@@ -30,14 +30,14 @@ shift 2
 
 first=${checkpoint%%:*}
 subset=test out=${OUT:-${first%.pt}} previous=''
-[ "$metric" != validate ] || subset=valid
+case $metric in validate | squad) subset=valid ;; esac
 for word in "$@"; do
     case $word in
-    --gen-subset=* | --valid-subset=*) subset=${word#*=} ;;
+    --gen-subset=* | --valid-subset=* | --subset=*) subset=${word#*=} ;;
     --results-path=*) out=${word#*=} ;;
     esac
     case $previous in
-    --gen-subset | --valid-subset) subset=$word ;;
+    --gen-subset | --valid-subset | --subset) subset=$word ;;
     --results-path) out=$word ;;
     esac
     previous=$word
@@ -63,7 +63,11 @@ validate)
     set -- "$folder" --user-dir "$user_dir" --path "$checkpoint" --valid-subset "$subset" \
         --required-batch-size-multiple 1 "$@"
     ;;
-*) fail "recipes/$recipe.conf: metric '$metric' is neither bleu nor perplexity nor validate" ;;
+squad)
+    program=dpq-squad needs_file=$(on_subset @subset.examples.jsonl)
+    set -- "$checkpoint" --data "$folder" --subset "$subset" "$@"
+    ;;
+*) fail "recipes/$recipe.conf: metric '$metric' is none of bleu, perplexity, validate and squad" ;;
 esac
 
 if [ "${DRY_RUN:-0}" = 0 ]; then
@@ -74,6 +78,7 @@ if [ "${DRY_RUN:-0}" = 0 ]; then
 fi
 show "fairseq-$program" "$@"
 [ "${DRY_RUN:-0}" = 0 ] || exit 0
+[ "$metric" != squad ] || run_module fairseq_dpq.cli.squad "$@"
 [ "$metric" = bleu ] || exec "$python" -m "fairseq_cli.$(echo "$program" | tr - _)" "$@"
 "$python" -m fairseq_cli.generate "$@"
 set -- "$out/generate-$subset.txt" --reference "$needs_file"

@@ -44,7 +44,7 @@ def test_a_row_that_starts_from_the_full_table_brings_it_along() -> None:
 
 def test_scales_and_further_flags() -> None:
     found = commands(
-        "T5", "pq-k-128", scale="cpu", more=["--seed", "2"], score=["--gen-subset", "valid"]
+        "T5", "pq-k-128", scale="cpu", more=["--seed", "2"], subset="valid"
     )
     assert list(found) == ["ptb_small/full", "ptb_small/pq-k-128"]
     assert found["ptb_small/full"][0] == (
@@ -58,6 +58,9 @@ def test_scales_and_further_flags() -> None:
     bert = commands("T7", "glue_cola/dpq-sx")
     assert list(bert) == ["bert_base/dpq-sx", "glue_cola/dpq-sx"]
     assert "PRETRAINED=out/bert_base/dpq-sx/checkpoint_best.pt" in bert["glue_cola/dpq-sx"][0]
+    tuned = commands("T7", "squad2/full", "glue_cola/full", subset="dev")
+    assert tuned["squad2/full"][-1].endswith("checkpoint_best.pt --subset dev")
+    assert tuned["glue_cola/full"][-1].endswith("checkpoint_best.pt --valid-subset dev")
 
 
 def test_wrong_names() -> None:

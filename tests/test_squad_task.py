@@ -6,8 +6,11 @@ Warm start, resume bit for bit, compact form, predictions, and two workers that 
 from __future__ import annotations
 
 import json
+import os
 import random
 import shlex
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from fairseq_dpq.cli import compact
 from fairseq_dpq.cli import squad as command
 from fairseq_dpq.fairseq_plugin.configs import read_record
 from fairseq_dpq.models.roberta_qa import RobertaForQuestionAnswering
+from fairseq_dpq.reproduce.rows import FIGURES
 from fairseq_dpq.tasks.squad import SquadDataset, SquadSpanCriterion, window_starts
 from fairseq_dpq.tasks.squad_predict import predict
 from helpers import fsq
@@ -204,6 +208,15 @@ def test_resume_compact_and_answers(
     assert texts == json.loads((tmp_path / "checkpoint_last.json").read_text())
     contexts = (text / "valid.context").read_text().splitlines()
     assert all(texts[str(i)] in contexts[i] for i in range(20))
+    done = subprocess.run(
+        ["scripts/score.sh", "squad2", target, "--cpu"],
+        cwd=Path(fsq.USER_DIR).parent,
+        env={**os.environ, "DATA": str(text / "bin"), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    figure = FIGURES["F1"].search(done.stdout)
+    assert figure is not None and float(figure[1]) == round(facts["f1"], 2), done.stderr[-2000:]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Sequence
 
-from fairseq_dpq.reproduce.rows import CPU, CPU_ENVIRONMENT, HALF, TABLES, Row, Table
+from fairseq_dpq.reproduce.rows import CPU, CPU_ENVIRONMENT, HALF, SUBSET, TABLES, Row, Table
 
 SCALES = ("cpu", "paper")
 _LEARN = "--form additive_codes --dpq-K 32 --dpq-D 32"
@@ -69,10 +69,10 @@ def plan(
     out: Path,
     wanted: Sequence[str] = (),
     more: Sequence[str] = (),
-    score: Sequence[str] = (),
+    subset: str | None = None,
 ) -> list[Planned]:
     """The rows of a table, and before each what it starts from; `more` are further flags of every
-    training, `score` of every evaluation. With `wanted`, only the rows of these names, or, where a
+    training, `subset` is the split to score. With `wanted`, only the rows of these names, or, where a
     word is no name, all whose names hold it."""
     found: dict[str, Planned] = {}
     listed = []
@@ -94,7 +94,7 @@ def plan(
             else f"no row of this table runs at --scale {scale}"
         )
     for item in found.values():
-        item.steps = _steps(item, scale, out, more, score)
+        item.steps = _steps(item, scale, out, more, subset)
     return list(found.values())
 
 
@@ -117,7 +117,7 @@ def _before(row: Row, table: Table, scale: str, out: Path) -> list[Planned]:
 
 
 def _steps(
-    item: Planned, scale: str, out: Path, more: Sequence[str], score: Sequence[str]
+    item: Planned, scale: str, out: Path, more: Sequence[str], subset: str | None
 ) -> list[Step]:
     row, folder = item.row, item.folder
     full = out / item.recipe / "full" / "checkpoint_best.pt"
@@ -127,7 +127,7 @@ def _steps(
         stored_as = row.quantize.replace("@half", str(HALF.get(item.recipe, "")))
         words = ["fairseq-dpq-quantize", str(full), str(small), *stored_as.split()]
         steps = [Step([*words, "--force", "--json"], folder / "compact.json", small)]
-        return [*steps, _score(item, small, score)]
+        return [*steps, _score(item, small, subset)]
     steps = []
     if "@codes" in row.flags:
         stored = full.with_name("additive.pt")
@@ -148,13 +148,15 @@ def _steps(
     steps.append(Step(words, folder / "train.log", None, environment, resumes=True))
     best = folder / "checkpoint_best.pt"
     if row.full:
-        return [*steps, _score(item, best, score)]
+        return [*steps, _score(item, best, subset)]
     small = folder / "compact.pt"
     words = ["fairseq-dpq-compact", str(best), str(small), "--force", "--json"]
     steps.append(Step(words, folder / "compact.json", small))
-    return [*steps, _score(item, small, score)]
+    return [*steps, _score(item, small, subset)]
 
 
-def _score(item: Planned, checkpoint: Path, score: Sequence[str]) -> Step:
-    words = ["scripts/score.sh", item.recipe, str(checkpoint), *score]
+def _score(item: Planned, checkpoint: Path, subset: str | None) -> Step:
+    words = ["scripts/score.sh", item.recipe, str(checkpoint)]
+    if subset is not None:
+        words += [SUBSET[item.metric], subset]
     return Step(words, item.folder / "score.log")

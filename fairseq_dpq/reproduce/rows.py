@@ -14,7 +14,14 @@ FIGURES = {
     "perplexity": re.compile(r"Perplexity: ([\d.]+)"),
     "BLEU": re.compile(r"BLEU = ([\d.]+)"),
     "accuracy": re.compile(r"\baccuracy[ =]([\d.]+)"),
-    "F1": re.compile(r"\bf1[ =]([\d.]+)"),
+    "F1": re.compile(r"^f1: ([\d.]+)", re.MULTILINE),
+}
+# The flag that names the split to score, by metric.
+SUBSET = {
+    "perplexity": "--gen-subset",
+    "BLEU": "--gen-subset",
+    "accuracy": "--valid-subset",
+    "F1": "--subset",
 }
 
 # Recipes of the paper's sizes, what stands for them with --scale cpu, and the flags of that.

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = args.out or Path("reproduced") / args.scale
     try:
         table = find_table(args.table)
-        items = plan(table, args.scale, out, args.rows, more, _subset(args.subset, table.metric))
+        items = plan(table, args.scale, out, args.rows, more, args.subset)
         for item in items:
             _check_same(item)
     except ReproduceError as error:
@@ -84,12 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in failed:
         print(f"{parser.prog}: {name} failed; its logs are beside its checkpoints", file=sys.stderr)
     return 1 if failed else 0
-
-
-def _subset(subset: str | None, metric: str) -> list[str]:
-    """The flag of score.sh that names a split."""
-    flag = "--valid-subset" if metric in ("accuracy", "F1") else "--gen-subset"
-    return [] if subset is None else [flag, subset]
 
 
 def _listed(item: Planned, table: Any) -> bool:
