@@ -151,9 +151,10 @@ make_venv() { rm -rf "$VENV" && "$python" -m venv "$VENV"; }
 
 # pip may have cached a wheel that was compiled against another torch or numpy: if it cannot be imported,
 # it is recompiled. It is built in the environment itself, because an isolated build downloads a second
-# torch.
+# torch. Never the wheel of the index: the one for Python 3.12 was linked against an older torch.
 install_fairseq() {
-  local install=(--no-build-isolation --no-deps --force-reinstall -r requirements/fairseq.txt)
+  local install=(--no-build-isolation --no-binary fairseq-fixed --no-deps --force-reinstall)
+  install+=(-r requirements/fairseq.txt)
   pip_install "${install[@]}" || return
   check_fairseq || { pip_install --no-cache-dir "${install[@]}" && check_fairseq; }
 }

@@ -40,7 +40,8 @@ if [ "$TORCH" = torch==2.13.0 ]; then pins=(-c requirements/torch.txt); fi
 # shellcheck disable=SC2086 # TORCH may hold several pip arguments
 step "$TORCH" pip install $TORCH -r requirements/build.txt ${pins[@]+"${pins[@]}"}
 step "run-time requirements" pip install -r requirements/run.txt -c requirements/build.txt
-step "fairseq" pip install --no-build-isolation --no-deps -r requirements/fairseq.txt
+step "fairseq" pip install --no-build-isolation --no-binary fairseq-fixed --no-deps \
+  -r requirements/fairseq.txt
 # A copy, so that the build leaves nothing in the checkout and takes nothing from an earlier one.
 mkdir "$work/source"
 cp -R setup.py pyproject.toml README.md MANIFEST.in fairseq_dpq "$work/source"

@@ -26,6 +26,19 @@ def test_reset_parameters_like_another_table() -> None:
     assert not layer.query[1].any()
 
 
+@pytest.mark.parametrize(
+    "own, start", [(0.1, 0.05), (0.03, 0.015), (1.0, 0.06), (0.001, 0.01), (None, 0.06)]
+)
+def test_vq_starts_at_half_the_scale_of_the_table(own: float | None, start: float) -> None:
+    layer = DPQEmbedding(500, 24, 1, K=64, D=6, method="vq")
+    if own is not None:
+        layer.reset_parameters(torch.randn(500, 24) * own)
+    for parameter in (layer.query, layer.values):
+        assert abs(parameter.std().item() / start - 1) < 0.1
+    assert not layer.query[1].any()
+    assert DPQEmbedding(8, 4, K=2, D=2, method="vq", device="meta").query.is_meta
+
+
 def product_quantization_error(table: torch.Tensor, K: int, D: int, shared: bool) -> float:
     """Relative squared error of k-means in each subspace, as plain product quantisation has it."""
     n, d = table.shape

@@ -17,6 +17,7 @@ from fairseq_dpq.methods.base import START, KeyedMethod, Need, Options, Say
 from fairseq_dpq.statistics import CentroidAverage, Shapes, Tracker
 
 _TINY = 1e-12
+_LARGEST = 0.06  # deviation of queries at the start
 
 
 class VQ(KeyedMethod):
@@ -69,9 +70,16 @@ class VQ(KeyedMethod):
         return {**super().defaults(c, tied, max_update), **own}
 
     def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
-        super().initialize(parameters, c)
-        # Centroids among the queries: far from them, one or two would take all.
-        parameters["values"].normal_(0, START)
+        """Queries at half the scale of the table that they replace, and centroids among them.
+
+        There is no softmax to keep flat as in sx, and rows that start too small are slow to learn:
+        the inputs of a Transformer add positions to them, and a tied output multiplies by them.
+        A whole random start is more than codes should have to spell out. Far from the queries, one
+        or two centroids would take all.
+        """
+        scale = (parameters["query"].float().std(unbiased=False) / 2).clamp(START / 2, _LARGEST)
+        for name in ("query", "values"):
+            parameters[name].normal_().mul_(scale)
 
     def constants(self, c: Options) -> tuple[str, ...]:
         return ("values",) if c.ema_decay else ()
