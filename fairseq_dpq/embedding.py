@@ -123,7 +123,7 @@ class DPQEmbedding(nn.Module):
     ) -> None:
         """Set the layer so that its rows come near those of a trained table (n, d)."""
         real = real_rows(table, self.padding_idx)
-        self.method.start_from_table(self.codebook(), self.config, table, real, seed, progress)
+        self.method.start(self.codebook(), self.config, table, real, seed, progress)
         self.reset_statistics(started=True)
 
     @classmethod

@@ -70,7 +70,7 @@ class WarmUp(Tracker):
 
     def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
         last = self.plain + self.ramp
-        counts = [float(last if started else 0), float(self.plain), float(last)]
+        counts = [float(self.plain if started else 0), float(self.plain), float(last)]
         state["schedule"].copy_(torch.tensor(counts))
 
     def clear(self) -> None:
@@ -94,6 +94,11 @@ class WarmUp(Tracker):
     def has_begun(state: Buffers) -> bool:
         """Whether an update has been counted, or a trained table made the warm-up needless."""
         return bool(state["schedule"][0] > 0)
+
+    @staticmethod
+    def at_ramp(state: Buffers) -> bool:
+        """Whether the ramp is next."""
+        return bool(state["schedule"][0] == state["schedule"][1])
 
     @staticmethod
     def progress(state: Buffers) -> tuple[int, int]:

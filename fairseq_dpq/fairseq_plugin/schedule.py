@@ -54,10 +54,14 @@ def settle(trainer: Any, batches: Any) -> None:
     for path, table, (wanted, tied) in tables:
         table.open_schedule = None
         state = dict(table.named_buffers())
-        if not length or "schedule" not in state or WarmUp.has_begun(state):
-            continue  # no end is known, or the table starts from a trained one
+        if not length or "schedule" not in state:
+            continue
+        started = WarmUp.has_begun(state)
+        if started and not WarmUp.at_ramp(state):
+            continue  # codes that a DPQ checkpoint brought
         config = table.config = wanted.resolved(tied, max(length, _UNKNOWN), table.embedding_dim)
-        WarmUp(config.warmup_updates or 0, config.ramp_updates or 0).reset(state, table.codebook())
+        warmup = WarmUp(config.warmup_updates or 0, config.ramp_updates or 0)
+        warmup.reset(state, table.codebook(), started)
         if record is not None and path in record.tables:
             record.tables[path].options = config.layer_options()
         logger.info(f"{path}: {describe(config)}")

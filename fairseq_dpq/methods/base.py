@@ -97,6 +97,22 @@ class Method:
         """End of the warm-up: codes from queries that were the rows of a plain table."""
         raise NotImplementedError
 
+    def start(
+        self,
+        book: Codebook,
+        c: Options,
+        table: Tensor,
+        real: Tensor,
+        seed: int,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        """Begin at a trained table: at its rows themselves where a ramp leads away from them."""
+        if c.warmup_updates and c.ramp_updates:
+            book.query.copy_(table)
+            self.start_from_plain(book, c, real)
+        else:
+            self.start_from_table(book, c, table, real, seed, progress)
+
     def start_from_table(
         self,
         book: Codebook,
