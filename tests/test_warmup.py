@@ -67,6 +67,22 @@ def test_ramp_goes_from_query_to_quantised_row(options: dict) -> None:
 
 
 @pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
+def test_a_trained_table_takes_the_place_of_the_warmup(options: dict) -> None:
+    table = torch.randn(N, SIZE, generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(1)
+    schedule = {"warmup_updates": 3, "ramp_updates": 4}
+    layer = DPQEmbedding.from_pretrained(table, 1, K=8, D=4, **schedule, **options)
+    assert not layer.is_plain and layer.schedule.tolist() == [3, 3, 7]
+    layer.defer_updates = True
+    tokens = torch.arange(2, N)
+    assert torch.equal(layer(tokens), table[2:])  # the ramp begins at the table itself
+    layer.eval()
+    quantised = layer(tokens)
+    assert torch.equal(quantised, layer.compact()(tokens))
+    assert 0 < (quantised - table[2:]).pow(2).sum() < 0.5 * table[2:].pow(2).sum()
+
+
+@pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
 @pytest.mark.parametrize("stop", [2, 5])
 def test_resumes_bit_for_bit(options: dict, stop: int) -> None:
     whole = make(warmup_updates=4, ramp_updates=4, **options)

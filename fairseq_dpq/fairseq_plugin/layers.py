@@ -91,7 +91,10 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         shape = (self.num_embeddings, self.embedding_dim)
         is_full = full is not None and tuple(full.shape) == shape
         if full is not None and is_full and f"{name}.query" not in state_dict:
-            logger.info(f"{name}: k-means of the full table in the checkpoint is the start")
+            instead = " instead of a warm-up" if self.config.warmup_updates else ""
+            logger.info(
+                f"{name}: k-means of the full table in the checkpoint is the start{instead}"
+            )
             for key, tensor in self._start_state(full).items():
                 state_dict[f"{name}.{key}"] = tensor
         elif f"{name}.query" in state_dict:

@@ -64,7 +64,8 @@ def settle(trainer: Any, batches: Any) -> None:
         warmup.reset(state, table.codebook(), started)
         if record is not None and path in record.tables:
             record.tables[path].options = config.layer_options()
-        logger.info(f"{path}: {describe(config)}")
+        ramp = f"the full table gives way to quantised rows until update {config.ramp_updates}"
+        logger.info(f"{path}: {ramp if started else describe(config)}")
     if record is not None:
         write_record(cfg.model, record)
 

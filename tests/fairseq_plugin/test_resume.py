@@ -12,6 +12,7 @@ from fairseq_dpq.config import DPQConfigError, PluginConfig
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding
 from fairseq_dpq.fairseq_plugin.resume import check_restore
 from fairseq_dpq.record import RECORD_KEY, Table, TablesRecord
+from helpers import fsq
 from helpers.plugin_runs import TRANSFORMER, last, train
 
 pytestmark = pytest.mark.slow
@@ -158,8 +159,6 @@ def test_a_full_model_is_fine_tuned_into_a_dpq_model(corpus, full, tmp_path, met
     new = train(corpus, tmp_path / "new", *TIED, updates=1, dpq=options)
 
     def first_loss(text: str) -> float:
-        from helpers import fsq
-
         return fsq.logged(text, r"train_inner \| .*? loss")[0]
 
     again = train(corpus, tmp_path / "full", *TIED, "--finetune-from-model", str(full), updates=1)
@@ -167,6 +166,26 @@ def test_a_full_model_is_fine_tuned_into_a_dpq_model(corpus, full, tmp_path, met
         first_loss(new) - first_loss(again)
     )
     assert not [key for key in last(tmp_path / "ft")["model"] if key.endswith("tokens.weight")]
+
+
+@pytest.mark.parametrize("limit", [["--max-epoch", "9"], ["--max-update", "24"]])
+def test_fine_tuning_begins_at_the_full_table(corpus, full, tmp_path, limit) -> None:
+    """The first loss is the full model's; then the ramp, as long as the training has it."""
+    flags = [*TIED, "--finetune-from-model", str(full), "--update-freq", "3", "--dropout", "0"]
+    dpq = "--dpq-K 4 --dpq-D 4 --dpq-embeddings all --dpq-method vq --dpq-commitment 0"
+    log = train(corpus, tmp_path / "dpq", *flags, *limit, updates=0, dpq=dpq)
+    same = train(corpus, tmp_path / "full", *flags, updates=1)
+    quantised = [*flags, "--dpq-warmup-updates", "0"]
+    worse = train(corpus, tmp_path / "quantised", *quantised, updates=1, dpq=dpq)
+    first, full_loss, other = (
+        fsq.logged(text, r"train_inner \| .*? loss")[0] for text in (log, same, worse)
+    )
+    # Not to the digit: the padding row of a DPQ table is 0, also in the tied output.
+    assert abs(first - full_loss) < 0.02 < other - full_loss
+    assert "is the start instead of a warm-up" in log
+    done = int(last(tmp_path / "dpq")["last_optimizer_state"]["state"][0]["step"])
+    state = last(tmp_path / "dpq")["model"]["encoder.embed_tokens.schedule"].tolist()
+    assert done >= 16 and state == [done // 8 + done, done // 8, done // 8 + done // 2]
 
 
 def test_start_from_a_full_table_is_near_it() -> None:
