@@ -88,17 +88,17 @@ class DPQEmbedding(nn.Module):
 
     # Starting values ------------------------------------------------------------------------
 
-    def reset_parameters(self, like: Tensor | None = None) -> None:
+    def reset_parameters(self, like: Tensor | None = None, tied: bool = False) -> None:
         """Draw values from N(0, 1), as nn.Embedding does, or, given a table `like`, from that
         table's own initial values, whatever initialiser made them. The start of queries and keys
-        is the method's."""
+        is the method's; `tied` if an output layer shares the table."""
         with torch.no_grad():
             if like is None:
                 for parameter in self.parameters():
                     parameter.normal_()
             else:
                 draw_like(dict(self.named_parameters()), like, self.padding_idx)
-            self.method.initialize(dict(self.named_parameters()), self.config)
+            self.method.initialize(dict(self.named_parameters()), self.config, tied)
             if self.padding_idx is not None:
                 self.query[self.padding_idx].zero_()
         self.reset_statistics()

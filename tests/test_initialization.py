@@ -24,6 +24,11 @@ def test_reset_parameters_like_another_table() -> None:
     for parameter in (layer.query, layer.keys):
         assert abs(parameter.std().item() - 0.02) < 0.002
     assert not layer.query[1].any()
+    layer.reset_parameters(full.weight, tied=True)  # without a warm-up the softmax must be flat
+    assert abs(layer.query.std().item() - 0.02) < 0.002
+    layer = make(500, warmup_updates=2)
+    layer.reset_parameters(full.weight, tied=True)
+    assert abs(layer.query.std().item() - 0.1 / 12**0.5) < 0.002
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def replace_tables(
             logger.info(f"{found.path}: k-means of the vectors from {vectors}")
             table.start_from_table(old.weight.detach().float())
         else:
-            table.reset_parameters(like=old.weight)
+            table.reset_parameters(like=old.weight, tied=tied)
         if saved is None or found.path not in saved.tables:
             _take_files(table, config, found.path)
         if not old.weight.requires_grad:

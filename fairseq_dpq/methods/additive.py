@@ -47,7 +47,7 @@ class AdditiveMethod(Method):
             out.append(RunningStatistics("inner", (1, shapes["matrix"][0])))
         return out
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
+    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
         # Rows start at the scale of the table that they replace, which the values were drawn from.
         parameters["outer_scale"].fill_(float(parameters["values"].float().std()))
         parameters["outer_shift"].zero_()

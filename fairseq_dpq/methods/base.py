@@ -27,10 +27,18 @@ from fairseq_dpq.statistics import (
 _FIRST_ROWS = 1 << 13  # enough of a random start to know its statistics
 _SHORTEST = 8  # updates of a training that has room for a warm-up
 START = 0.02  # deviation of queries and keys at the start
+_LARGEST = 0.06  # the same where it follows the table's own scale
 
 Options = Any  # a DPQConfig; config.py imports the methods, so they cannot import it
 Need = Callable[[bool, str, str], None]  # (holds, option, what would be right)
 Say = Callable[[str, Any], str]  # (option, value) -> as the user knows it
+
+
+def half_scale(drawn: Tensor) -> float:
+    """Half the deviation of numbers that the table's own initialiser drew, within bounds."""
+    if drawn.is_meta:
+        return START
+    return min(max(float(drawn.float().std(unbiased=False)) / 2, START / 2), _LARGEST)
 
 
 class Method:
@@ -84,8 +92,9 @@ class Method:
         """What statistics and the regulariser take from a batch whose codes are known."""
         raise NotImplementedError
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
-        """Set the starting values that matter to learning; the others come from the table."""
+    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
+        """Set the starting values that matter to learning; the others come from the table.
+        `tied` if an output layer shares the table."""
 
     def take_files(self, book: Codebook, c: Options, path: str) -> None:
         """Read the files that its options name into a new table, at `path` of its model."""
@@ -222,17 +231,21 @@ class KeyedMethod(ProductMethod):
             warmup = c.warmup_updates
         return {"warmup_updates": warmup, "ramp_updates": max_update // 2 if warmup else 0}
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
+    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
         """Small queries and keys, whatever the table's own scale.
 
         What a large random start adds to a row is noise to the codes: they would have to spell it
         out. And with keys of size m and numbers of deviation s the variance of a response is
         m s^4: far below the 1e-3 that normalisation adds, the softmax of SX starts flat, each code
         gets a gradient, and one step of Adam can still change a code.
+
+        A tied table with a warm-up starts larger: codes come from k-means later, and an output
+        layer is slow to learn from rows near 0.
         """
+        scale = half_scale(parameters["query"]) if tied and c.warmup_updates else START
         for name in ("query", "keys"):
             if name in parameters:
-                parameters[name].normal_(0, START)
+                parameters[name].normal_(0, scale)
 
     def trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
         groups, K, _ = shapes["values"]

@@ -29,10 +29,10 @@ class FixedCodes(AdditiveMethod, StoredCodes):
         own = super().shapes(c, num_embeddings, embedding_dim)
         return {"query": (num_embeddings, c.D), **own}
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
+    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
         """Random codes until a file is read."""
-        AdditiveMethod.initialize(self, parameters, c)
-        StoredCodes.initialize(self, parameters, c)
+        AdditiveMethod.initialize(self, parameters, c, tied)
+        StoredCodes.initialize(self, parameters, c, tied)
 
     def take_files(self, book: Codebook, c: Options, path: str) -> None:
         if not c.codes:

@@ -44,8 +44,8 @@ class KDCodes(AdditiveMethod):
     def trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
         return [ResponseStatistics(1, c.K), *super().trackers(c, shapes)]
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
-        super().initialize(parameters, c)
+    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
+        super().initialize(parameters, c, tied)
         # Small, so that one update can change a code; as the queries of sx.
         parameters["query"].normal_(0, START)
         parameters["logit_scale"].fill_(1)

@@ -28,7 +28,7 @@ class StoredCodes(Method):
     def constants(self, c: Options) -> tuple[str, ...]:
         return ("query",)
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
+    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
         query = parameters["query"]
         query.copy_(torch.randint(c.K, query.shape, device=query.device))
 

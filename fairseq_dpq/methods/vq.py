@@ -13,11 +13,10 @@ from fairseq_dpq.codebook import Codebook, Penalty, Step
 from fairseq_dpq.codes import look_up
 from fairseq_dpq.initialization import Clusters
 from fairseq_dpq.kmeans import means
-from fairseq_dpq.methods.base import START, KeyedMethod, Need, Options, Say
+from fairseq_dpq.methods.base import KeyedMethod, Need, Options, Say, half_scale
 from fairseq_dpq.statistics import CentroidAverage, Shapes, Tracker
 
 _TINY = 1e-12
-_LARGEST = 0.06  # deviation of queries at the start
 
 
 class VQ(KeyedMethod):
@@ -69,7 +68,7 @@ class VQ(KeyedMethod):
         }
         return {**super().defaults(c, tied, max_update), **own}
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options) -> None:
+    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
         """Queries at half the scale of the table that they replace, and centroids among them.
 
         There is no softmax to keep flat as in sx, and rows that start too small are slow to learn:
@@ -77,9 +76,9 @@ class VQ(KeyedMethod):
         A whole random start is more than codes should have to spell out. Far from the queries, one
         or two centroids would take all.
         """
-        scale = (parameters["query"].float().std(unbiased=False) / 2).clamp(START / 2, _LARGEST)
+        scale = half_scale(parameters["query"])
         for name in ("query", "values"):
-            parameters[name].normal_().mul_(scale)
+            parameters[name].normal_(0, scale)
 
     def constants(self, c: Options) -> tuple[str, ...]:
         return ("values",) if c.ema_decay else ()
