@@ -145,7 +145,7 @@ def test_recipe_is_one_file(checkout: Path) -> None:
     ("old", "new", "command", "message"),
     [
         ("@batch", "", "train.sh toy full --cpu", "flags must hold @method, then @batch"),
-        ("perplexity", "rouge", "score.sh toy a.pt", "metric 'rouge' is neither bleu nor"),
+        ("perplexity", "rouge", "score.sh toy a.pt", "metric 'rouge' is none of bleu"),
     ],
 )
 def test_faults_of_a_recipe(checkout: Path, old: str, new: str, command: str, message: str) -> None:

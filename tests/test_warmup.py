@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from fairseq_dpq import DPQEmbedding, collect_regularizer
+from fairseq_dpq import DPQEmbedding, collect_regularizer, native
 from fairseq_dpq.config import DPQConfig, DPQConfigError
 
 VQ = {"method": "vq", "ema_decay": 0.9}
@@ -84,7 +84,12 @@ def test_a_trained_table_takes_the_place_of_the_warmup(options: dict) -> None:
 
 @pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
 @pytest.mark.parametrize("stop", [2, 5])
-def test_resumes_bit_for_bit(options: dict, stop: int) -> None:
+@pytest.mark.parametrize("library", [True, False])
+def test_resumes_bit_for_bit(
+    options: dict, stop: int, library: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not library:  # as on a machine without a compiler
+        monkeypatch.setattr(native, "takes_gradients", lambda *parts: False)
     whole = make(warmup_updates=4, ramp_updates=4, **options)
     optimizer = adam(whole)
     train(whole, optimizer, range(stop))

@@ -224,7 +224,8 @@ class _Recomputed(torch.autograd.Function):
         distance: Dot,
         tau: float,
     ) -> Tensor:
-        ctx.save_for_backward(query, keys, values, codes, *(stats or ()))
+        # Running statistics may move on before the backward pass.
+        ctx.save_for_backward(query, keys, values, codes, *(part.clone() for part in stats or ()))
         ctx.distance, ctx.tau = distance, tau
         return look_up(values, codes)
 
