@@ -43,9 +43,7 @@ def test_a_row_that_starts_from_the_full_table_brings_it_along() -> None:
 
 
 def test_scales_and_further_flags() -> None:
-    found = commands(
-        "T5", "pq-k-128", scale="cpu", more=["--seed", "2"], subset="valid"
-    )
+    found = commands("T5", "pq-k-128", scale="cpu", more=["--seed", "2"], subset="valid")
     assert list(found) == ["ptb_small/full", "ptb_small/pq-k-128"]
     assert found["ptb_small/full"][0] == (
         "SAVE_DIR=out/ptb_small/full scripts/train.sh ptb_small full --cpu --max-epoch 4 --seed 2"
