@@ -72,8 +72,8 @@ def plan(
     subset: str | None = None,
 ) -> list[Planned]:
     """The rows of a table, and before each what it starts from; `more` are further flags of every
-    training, `subset` is the split to score. With `wanted`, only the rows of these names, or, where a
-    word is no name, all whose names hold it."""
+    training, `subset` is the split to score. With `wanted`, only the rows of these names, or, where
+    a word is no name, all whose names hold it."""
     found: dict[str, Planned] = {}
     listed = []
     places = [_place(row, table, scale, out) for row in table.rows if _runs(row, scale)]
