@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from fairseq_dpq.fairseq_plugin.configs import get_option
 from helpers.forging import Attack
 
 FAMILIES = {
@@ -38,3 +40,10 @@ def test_one_line_or_the_right_result(family: str, folder: Path) -> None:
 
 def test_every_family_is_attacked(folder: Path) -> None:
     assert list(Attack(folder, 0).families) == list(FAMILIES)
+
+
+@pytest.mark.parametrize("cfg", [None, True, 3, 0.5, "checkpoint", ["data"]])
+def test_a_config_that_is_none_has_no_options(cfg: object) -> None:
+    assert get_option(cfg, "checkpoint") is None
+    assert get_option({"task": cfg}, "task", 1) == cfg
+    assert get_option(Namespace(task=cfg), "task") == cfg

@@ -4,17 +4,17 @@ module does not import fairseq, so that the tools can use it alone."""
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
+from typing import Any, Mapping
 
 from fairseq_dpq.record import RECORD_KEY, TablesRecord
 
 
 def get_option(cfg: Any, key: str, default: Any = None) -> Any:
-    """A key of a fairseq config of any type."""
-    if cfg is None:
-        return default
+    """A key of a fairseq config of any type. A stranger's file may have anything in its place."""
     if isinstance(cfg, Namespace):
         return getattr(cfg, key, default)
+    if not isinstance(cfg, Mapping):
+        return default
     return cfg[key] if key in cfg else default  # noqa: SIM401, DictConfig.get is not dict.get
 
 
