@@ -270,7 +270,7 @@ def test_collapse_gives_a_warning(corpus, tmp_path, monkeypatch) -> None:
     """All queries alike: one code in use, and the log says what to try."""
     from fairseq_dpq.methods.vq import VQ as Method
 
-    def all_alike(self, parameters, c):
+    def all_alike(self, parameters, c, tied):
         parameters["query"].fill_(0.1)
 
     monkeypatch.setattr(Method, "initialize", all_alike)
