@@ -18,7 +18,7 @@ from fairseq_dpq.codes import code_usage
 from fairseq_dpq.config import DPQConfig
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.packing import code_dtype
-from fairseq_dpq.initialization import checked_padding, draw_like, real_rows
+from fairseq_dpq.initialization import Trained, checked_padding, draw_like, real_rows
 from fairseq_dpq.kept_table import Built, KeptTable
 from fairseq_dpq.precision import float32_math
 from fairseq_dpq.regularizer import Penalties
@@ -122,8 +122,8 @@ class DPQEmbedding(nn.Module):
         self, table: Tensor, *, seed: int = 0, progress: Callable[[int], None] | None = None
     ) -> None:
         """Set the layer so that its rows come near those of a trained table (n, d)."""
-        real = real_rows(table, self.padding_idx)
-        self.method.start(self.codebook(), self.config, table, real, seed, progress)
+        trained = Trained(table, real_rows(table, self.padding_idx), seed, progress)
+        self.method.start(self.codebook(), self.config, trained)
         self.reset_statistics(started=True)
 
     @classmethod

@@ -52,6 +52,15 @@ def real_rows(table: Tensor, padding_idx: int | None) -> Tensor:
     return real
 
 
+class Trained(NamedTuple):
+    """A trained table (n, d) to begin at."""
+
+    table: Tensor
+    real: Tensor  # (n,): False for padding
+    seed: int = 0
+    progress: Callable[[int], None] | None = None
+
+
 class Clusters(NamedTuple):
     """k-means of a table's subspaces, and how to compare a codebook with it."""
 
@@ -63,21 +72,14 @@ class Clusters(NamedTuple):
 
 
 @torch.no_grad()
-def cluster_table(
-    table: Tensor,
-    groups: int,
-    K: int,
-    D: int,
-    real: Tensor,
-    seed: int,
-    progress: Callable[[int], None] | None,
-) -> Clusters:
-    """k-means in each group of a table (n, d); `real` (n,) leaves padding out."""
+def cluster_table(trained: Trained, groups: int, K: int, D: int) -> Clusters:
+    """k-means in each group of a table."""
+    table, real = trained.table, trained.real
     n = table.shape[0]
     points = by_group(table.view(n, D, -1), groups)  # (G, n or n * D, d/D)
     rows = by_group(real.view(n, 1, 1).expand(n, D, 1), groups)[0, :, 0].nonzero().squeeze(1)
     fit = points.index_select(1, rows) if rows.numel() < points.shape[1] else points
-    centroids = kmeans(fit, K, seed=seed, progress=progress)
+    centroids = kmeans(fit, K, seed=trained.seed, progress=trained.progress)
     codes = assign(points, centroids)
     mass = means(points, codes, K)[1]
     by_row = codes.view(n, D) if groups == 1 and D > 1 else codes.t().contiguous()

@@ -76,5 +76,6 @@ def test_the_install_page_and_the_workflow_agree() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     versions = workflow["jobs"]["ci"]["strategy"]["matrix"]["python"]
     assert versions == ["3.11", "3.12", "3.13"]
-    assert "| 3.11 | 2.13 |" in INSTALL and "| 3.12, 3.13 | 2.13 |" in INSTALL
+    for version in versions:
+        assert f"\n| {version} | 2.13" in INSTALL, version
     assert "(which is tested), 3.12 or 3.13" in INSTALL

@@ -1,5 +1,5 @@
 """scripts/train_nmt.sh and score_nmt.sh: every command of the example's page, parsed as fairseq
-would; the batch that an update sees; what the settings come to; BLEU worked by hand."""
+would; the batch that an update sees; what the settings come to."""
 
 from __future__ import annotations
 
@@ -471,34 +471,3 @@ def test_output_lies_beside_the_first_checkpoint() -> None:
     for given, out in (("v1.pt2/best.pt", "v1.pt2/best"), ("a.ptb/b.pt:c/d.pt", "a.ptb/b")):
         words = _words("score_nmt.sh", "multi30k", given)
         assert words[words.index("--results-path") + 1] == out
-
-
-def test_score_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, running, tokenized = (tmp_path / name for name in ("out", "detok", "tok"))
-    # Out of order, a second best, and a line that is no translation.
-    out.write_text("D-1\t-1\tg h i j\nH-0\t-1\tx\nD-0\t-1\ta b c d , e\nD-0\t-2\tq q\n")
-    tokenized.write_text("a b c d , f\ng h i j\n")
-    running.write_text("a b c d, f\ng h i j\n")
-    argv = [str(out), "--reference", str(running), "--tokenized-reference", str(tokenized)]
-    assert score.main(argv) == 0
-    text = capsys.readouterr().out
-    # Matches of 1 to 4 words: 9/10, 7/8, 5/6, 3/4.
-    expected = 100 * (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25
-    assert [float(x) for x in re.findall(r"BLEU = ([0-9.]+)", text)] == [round(expected, 2)] * 2
-    assert re.findall(r"tok:(\w+)", text) == ["13a", "none"]
-
-    # An unknown word is left out of running text, and a wrong word among tokens.
-    out.write_text("D-1\t-1\tg h i j\nD-0\t-1\ta b c d <unk> ,\n")
-    running.write_text("a b c d,\ng h i j\n")
-    tokenized.write_text("a b c d f ,\ng h i j\n")
-    assert score.main(argv) == 0
-    expected = 100 * (9 / 10 * 6 / 8 * 4 / 6 * 2 / 4) ** 0.25
-    found = re.findall(r"BLEU = ([0-9.]+)", capsys.readouterr().out)
-    assert [float(x) for x in found] == [100, round(expected, 2)]
-
-    running.write_text("a b c d, f\n")
-    assert score.main(argv[:3]) == 2
-    assert "2 translations, but 1 reference lines" in capsys.readouterr().err
-    out.write_text("D-1\t-1\tg h i j\n")
-    assert score.main(argv[:3]) == 2
-    assert "no translation of sentence 0" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from fairseq_dpq.codebook import Codebook, Penalty, Step
 from fairseq_dpq.codes import best_codes, evaluation_codes
 from fairseq_dpq.distances import DISTANCES, Dot
 from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.initialization import Trained
 from fairseq_dpq.normalization import batch_normalize, batch_statistics, normalize
 from fairseq_dpq.statistics import (
     FirstTokens,
@@ -106,31 +107,15 @@ class Method:
         """End of the warm-up: codes from queries that were the rows of a plain table."""
         raise NotImplementedError
 
-    def start(
-        self,
-        book: Codebook,
-        c: Options,
-        table: Tensor,
-        real: Tensor,
-        seed: int,
-        progress: Callable[[int], None] | None,
-    ) -> None:
+    def start(self, book: Codebook, c: Options, trained: Trained) -> None:
         """Begin at a trained table: at its rows themselves where a ramp leads away from them."""
         if c.warmup_updates and c.ramp_updates:
-            book.query.copy_(table)
-            self.start_from_plain(book, c, real)
+            book.query.copy_(trained.table)
+            self.start_from_plain(book, c, trained.real)
         else:
-            self.start_from_table(book, c, table, real, seed, progress)
+            self.start_from_table(book, c, trained)
 
-    def start_from_table(
-        self,
-        book: Codebook,
-        c: Options,
-        table: Tensor,
-        real: Tensor,
-        seed: int,
-        progress: Callable[[int], None] | None,
-    ) -> None:
+    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
         """Set the codebook so that its rows come near a trained table (n, d)."""
         raise NotImplementedError
 

@@ -3,11 +3,10 @@ and Nakayama (2018), whose first step is `fairseq-dpq-quantize --form additive_c
 
 from __future__ import annotations
 
-from typing import Callable
-
 from torch import Tensor
 
 from fairseq_dpq.codebook import Codebook, Step
+from fairseq_dpq.initialization import Trained
 from fairseq_dpq.methods.additive import AdditiveMethod, added
 from fairseq_dpq.methods.base import Need, Options, Say
 from fairseq_dpq.methods.files import read_codes
@@ -50,13 +49,6 @@ class FixedCodes(AdditiveMethod, StoredCodes):
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
         return self.rebuild_sums(None, codes, book, c)
 
-    def start_from_table(
-        self,
-        book: Codebook,
-        c: Options,
-        table: Tensor,
-        real: Tensor,
-        seed: int,
-        progress: Callable[[int], None] | None,
-    ) -> None:
-        self.fit(book, c, table[real], self.codes(book.query[real], book, c))
+    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
+        codes = self.codes(book.query[trained.real], book, c)
+        self.fit(book, c, trained.table[trained.real], codes)

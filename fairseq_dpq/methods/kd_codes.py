@@ -3,8 +3,6 @@ and a linear map the row; with or without distillation from a trained table."""
 
 from __future__ import annotations
 
-from typing import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,6 +10,7 @@ from torch import Tensor
 from fairseq_dpq.codebook import Codebook, Penalty, Step
 from fairseq_dpq.codes import best_codes
 from fairseq_dpq.forms.additive_learning import STEPS, learn_codes
+from fairseq_dpq.initialization import Trained
 from fairseq_dpq.methods.additive import AdditiveMethod, added
 from fairseq_dpq.methods.base import START, Need, Options, Say
 from fairseq_dpq.methods.files import read_table
@@ -104,16 +103,9 @@ class KDCodes(AdditiveMethod):
         response = self._running_response(rows, book, c) if grad else None
         return self.rebuild_sums(response, codes, book, c)
 
-    def start_from_table(
-        self,
-        book: Codebook,
-        c: Options,
-        table: Tensor,
-        real: Tensor,
-        seed: int,
-        progress: Callable[[int], None] | None,
-    ) -> None:
-        codes, _ = learn_codes(table, c.K, c.D, real, STEPS, seed, progress)
+    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
+        table, real = trained.table, trained.real
+        codes, _ = learn_codes(table, c.K, c.D, real, STEPS, trained.seed, trained.progress)
         # A logit above the others of its group; batch norm keeps its lead.
         book.query.zero_()
         book.query.view(-1, c.D, c.K).scatter_(2, codes.unsqueeze(-1), 5 * START)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Callable
-
 import torch
 from torch import Tensor
 
 from fairseq_dpq.codebook import Codebook, Step
 from fairseq_dpq.forms.low_rank import LowRankEmbedding, factorize
+from fairseq_dpq.initialization import Trained
 from fairseq_dpq.methods.base import Method, Need, Options, Say
 from fairseq_dpq.statistics import Shapes
 
@@ -35,16 +34,8 @@ class LowRank(Method):
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
         return rows.float() @ book.values.float()
 
-    def start_from_table(
-        self,
-        book: Codebook,
-        c: Options,
-        table: Tensor,
-        real: Tensor,
-        seed: int,
-        progress: Callable[[int], None] | None,
-    ) -> None:
-        left, right = factorize(table * real.unsqueeze(1), c.rank)
+    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
+        left, right = factorize(trained.table * trained.real.unsqueeze(1), c.rank)
         book.query.copy_(left)
         book.values.copy_(right)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Callable
-
 import torch
 from torch import Tensor
 
 from fairseq_dpq.codebook import Codebook, Step
 from fairseq_dpq.codes import by_group, look_up
+from fairseq_dpq.initialization import Trained
 from fairseq_dpq.kmeans import means
 from fairseq_dpq.methods.base import Method, Need, Options, ProductMethod, Say
 from fairseq_dpq.statistics import Shapes
@@ -53,16 +52,9 @@ class RandomCodes(StoredCodes, ProductMethod):
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
         return look_up(book.values.float(), codes).flatten(1)
 
-    def start_from_table(
-        self,
-        book: Codebook,
-        c: Options,
-        table: Tensor,
-        real: Tensor,
-        seed: int,
-        progress: Callable[[int], None] | None,
-    ) -> None:
+    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
         """The values nearest to the table with these codes: means of its parts."""
+        table, real = trained.table, trained.real
         groups, K, _ = book.values.shape
         codes = self.codes(book.query[real], book, c)
         parts = by_group(table[real].view(len(codes), c.D, -1), groups)

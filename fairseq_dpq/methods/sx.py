@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from fairseq_dpq import initialization, native
 from fairseq_dpq.codebook import Codebook, Step
 from fairseq_dpq.codes import by_group, chunks, look_up, sum_by_code, value_rows
 from fairseq_dpq.distances import Dot
+from fairseq_dpq.initialization import Trained
 from fairseq_dpq.kmeans import means
 from fairseq_dpq.methods.base import KeyedMethod, Need, Options, Say
 from fairseq_dpq.normalization import Stats
@@ -69,26 +70,19 @@ class SX(KeyedMethod):
         # The value of the token's present code: its embedding does not jump when it changes.
         book.values[group, code] = book.values[group, codes[row, source]]
 
-    def start_from_table(
-        self,
-        book: Codebook,
-        c: Options,
-        table: Tensor,
-        real: Tensor,
-        seed: int,
-        progress: Callable[[int], None] | None,
-    ) -> None:
+    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
         groups, K, size = book.values.shape
-        found = initialization.cluster_table(table, groups, K, c.D, real, seed, progress)
+        found = initialization.cluster_table(trained, groups, K, c.D)
         book.values.copy_(found.centroids)
         same_space = self.distance(c).name == "euclidean" and c.key_dim in (None, size)
         if same_space and (not c.normalize or size == 1):
-            book.query.copy_(table)
+            book.query.copy_(trained.table)
             book.keys.copy_(found.centroids)
         else:  # a query may be anything that gives the right code
-            book.keys.copy_(_spread_keys(book.keys, found.centroids, found.mass, c.normalize, seed))
+            keys = _spread_keys(book.keys, found.centroids, found.mass, c.normalize, trained.seed)
+            book.keys.copy_(keys)
             initialization.pull_queries(book, book.keys, found.codes, 1.0)
-        self._vocabulary_statistics(book, c, real)
+        self._vocabulary_statistics(book, c, trained.real)
         # The best values for the codes that the table really gets.
         codes = initialization.grouped_codes(self._table_codes(book, c), groups, found.rows)
         best, mass = means(found.points, codes, K)
@@ -97,7 +91,8 @@ class SX(KeyedMethod):
     @torch.no_grad()
     def start_from_plain(self, book: Codebook, c: Options, real: Tensor) -> None:
         groups, K, _ = book.values.shape
-        found = initialization.cluster_table(book.query.float(), groups, K, c.D, real, 0, None)
+        trained = Trained(book.query.float(), real)
+        found = initialization.cluster_table(trained, groups, K, c.D)
         # Normalised dot products do not see the mean of the queries.
         shift = self.distance(c).name != "euclidean"
         mean = found.points.mean(1, keepdim=True) if shift else 0

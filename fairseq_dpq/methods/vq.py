@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from fairseq_dpq import initialization
 from fairseq_dpq.codebook import Codebook, Penalty, Step
 from fairseq_dpq.codes import look_up
-from fairseq_dpq.initialization import Clusters
+from fairseq_dpq.initialization import Clusters, Trained
 from fairseq_dpq.kmeans import means
 from fairseq_dpq.methods.base import KeyedMethod, Need, Options, Say, half_scale
 from fairseq_dpq.statistics import CentroidAverage, Shapes, Tracker
@@ -119,28 +119,20 @@ class VQ(KeyedMethod):
     def reseed(self, book: Codebook, dead: Tensor, query: Tensor, codes: Tensor) -> None:
         initialization.reseed_keys(book, dead, query)
 
-    def start_from_table(
-        self,
-        book: Codebook,
-        c: Options,
-        table: Tensor,
-        real: Tensor,
-        seed: int,
-        progress: Callable[[int], None] | None,
-    ) -> None:
+    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
         groups, K, _ = book.values.shape
-        found = initialization.cluster_table(table, groups, K, c.D, real, seed, progress)
+        found = initialization.cluster_table(trained, groups, K, c.D)
         book.values.copy_(found.centroids)
-        book.query.copy_(table)
-        self._vocabulary_statistics(book, c, real)
+        book.query.copy_(trained.table)
+        self._vocabulary_statistics(book, c, trained.real)
         if c.normalize:
-            self._settle(book, c, found, real)
+            self._settle(book, c, found, trained.real)
 
     @torch.no_grad()
     def start_from_plain(self, book: Codebook, c: Options, real: Tensor) -> None:
         groups, K, _ = book.values.shape
-        table = book.query.float()
-        found = initialization.cluster_table(table, groups, K, c.D, real, 0, None)
+        trained = Trained(book.query.float(), real)
+        found = initialization.cluster_table(trained, groups, K, c.D)
         book.values.copy_(found.centroids)
         self._vocabulary_statistics(book, c, real)
 

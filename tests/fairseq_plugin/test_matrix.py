@@ -82,7 +82,7 @@ MATRIX = {
         "corpus",
         "--arch lstm --encoder-embed-dim 32 --encoder-hidden-size 32 --decoder-embed-dim 32 "
         "--decoder-hidden-size 32 --decoder-out-embed-dim 32 --max-tokens 200 "
-        "--share-decoder-input-output-embed",
+        "--share-decoder-input-output-embed --lr 0.02",  # an LSTM's first updates do little
         {"encoder.embed_tokens": [], "decoder.embed_tokens": []},
         "generate",
     ),
@@ -156,7 +156,7 @@ def test_train_resume_score(name: str, method: str, request, tmp_path: Path) -> 
 
     # The loss falls.
     losses = fsq.logged(whole, r"train_inner \| epoch.* loss")
-    assert len(losses) == 6 and losses[-1] < losses[0] - 0.01
+    assert len(losses) == 6 and losses[-1] < losses[0] - 0.02
 
     # Each table is at its path, and tied to the same layers as before.
     record = read_record(a["cfg"]["model"])

@@ -3,6 +3,7 @@ helpers/toy_training.py; tests/cli/test_sweep.py has fairseq's."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_dpq.cli import sweep
+from fairseq_dpq.sweeps.folder import locked
 
 TOY = [sys.executable, str(Path(__file__).parent.parent / "helpers" / "toy_training.py")]
 
@@ -100,6 +102,20 @@ def test_finished_runs_are_kept_and_failed_ones_tried_again(tmp_path: Path, caps
     assert _sweep(tmp_path / "none", "--resume") == 2
 
 
+def test_guards_of_a_killed_sweep_are_waited_for(tmp_path: Path) -> None:
+    """The lock names a sweep that is gone, and a guard of it still holds it."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / ".lock").write_text(f"{gone.pid}\n")
+    handle = os.open(tmp_path / ".lock", os.O_RDWR)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    guard = subprocess.Popen(["sleep", "1.5"], pass_fds=[handle])
+    os.close(handle)
+    with locked(tmp_path):
+        assert guard.poll() is not None
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+
+
 def test_dry_run_writes_nothing(tmp_path: Path, capsys) -> None:
     out = tmp_path / "out"
     assert _sweep(out, *GRID, "--dry-run", command=[*TOY, "data dir"]) == 0
@@ -131,7 +147,7 @@ def test_stopped_sweep_leaves_nothing_and_goes_on(tmp_path: Path, number: int, c
     assert _sweep(out, "--resume") == 2
     assert f"another sweep is running in {out}" in capsys.readouterr().err
     process.send_signal(number)
-    assert process.wait(20) == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -9)
+    assert process.wait(60) == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -9)
     _wait(lambda: not any(map(_alive, pids)), 10)
     text = process.communicate()[0]
     assert number == signal.SIGKILL or "go on with: fairseq-dpq-sweep --out" in text
