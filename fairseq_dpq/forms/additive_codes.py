@@ -11,12 +11,10 @@ from fairseq_dpq.codes import code_usage
 from fairseq_dpq.forms.additive_learning import STEPS, learn_codes
 from fairseq_dpq.forms.base import (
     CRC_BITS,
-    Form,
+    ChecksummedForm,
     FormOption,
     Layout,
     Settings,
-    crc32_bits,
-    wrong_shape,
 )
 from fairseq_dpq.forms.lookup import unpack
 from fairseq_dpq.forms.packing import (
@@ -35,7 +33,7 @@ from fairseq_dpq.sizes import MAX_K
 _PERSISTENT = ("codes", "values", "bias")
 
 
-class AdditiveEmbedding(Form):
+class AdditiveEmbedding(ChecksummedForm):
     """Looks rows up as nn.Embedding does: row = (V_1[c_1] + ... + V_D[c_D]) A + b.
 
     `codes` (n, bytes) are packed like product codes, `values` (D * K, width) are the code vectors,
@@ -231,26 +229,8 @@ class AdditiveEmbedding(Form):
 
         return code_usage(self.codes, self.K, self.padding_idx, unpack_some)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "codes_crc32"] = crc32_bits(self.codes)
-
     def export_tensors(self) -> dict[str, Tensor]:
         return {name: t.contiguous() for name, t in self.state_dict().items()}
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *lists: list[str]
-    ) -> None:
-        stored = state_dict.pop(prefix + "codes_crc32", None)
-        codes = state_dict.get(prefix + "codes")
-        errors = lists[-1]
-        if codes is not None and codes.shape != self.codes.shape:
-            errors.append(wrong_shape(prefix + "codes", codes, tuple(self.codes.shape)))
-            return
-        checked = stored is not None and codes is not None
-        if checked and stored.tolist() != crc32_bits(codes).tolist():
-            errors.append(f"{prefix}codes do not match their checksum: the file is damaged")
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
 
 
 def _check_sizes(K: int, D: int, width: int) -> None:

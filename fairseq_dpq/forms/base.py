@@ -193,3 +193,27 @@ def wrong_shape(key: str, found: Tensor, shape: tuple[int, ...]) -> str:
         f"size mismatch for {key}: the checkpoint has {tuple(found.shape)}, this model needs "
         f"{shape}"
     )
+
+
+class ChecksummedForm(Form):
+    """Its state_dict has a checksum of each packed tensor, and loading looks at it."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in self.packed_tensors:
+            destination[f"{prefix}{name}_crc32"] = crc32_bits(getattr(self, name))
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        errors = lists[-1]
+        for name in self.packed_tensors:
+            stored = state_dict.pop(f"{prefix}{name}_crc32", None)
+            packed, own = state_dict.get(prefix + name), getattr(self, name)
+            if packed is not None and packed.shape != own.shape:
+                errors.append(wrong_shape(prefix + name, packed, tuple(own.shape)))
+                return
+            checked = stored is not None and packed is not None
+            if checked and stored.tolist() != crc32_bits(packed).tolist():
+                errors.append(f"{prefix}{name} do not match their checksum: the file is damaged")
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)

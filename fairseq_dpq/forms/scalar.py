@@ -10,12 +10,10 @@ from torch import Tensor
 
 from fairseq_dpq.forms.base import (
     CRC_BITS,
-    Form,
+    ChecksummedForm,
     FormOption,
     Layout,
     Settings,
-    crc32_bits,
-    wrong_shape,
 )
 from fairseq_dpq.forms.packing import (
     check_spare_bits,
@@ -30,7 +28,7 @@ from fairseq_dpq.forms.packing import (
 _ROWS = 1 << 13
 
 
-class ScalarEmbedding(Form):
+class ScalarEmbedding(ChecksummedForm):
     """Looks rows up as nn.Embedding does, from packed levels: row = offset + level * scale.
 
     `levels` (n, bytes) are packed like product codes; `scale` and `offset` are (n, 1), or (1, 1)
@@ -182,24 +180,6 @@ class ScalarEmbedding(Form):
 
     def describe(self) -> str:
         return f"{self.bits} bits by {'row' if self.by_row else 'table'}"
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "levels_crc32"] = crc32_bits(self.levels)
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *lists: list[str]
-    ) -> None:
-        stored = state_dict.pop(prefix + "levels_crc32", None)
-        levels = state_dict.get(prefix + "levels")
-        errors = lists[-1]
-        if levels is not None and levels.shape != self.levels.shape:
-            errors.append(wrong_shape(prefix + "levels", levels, tuple(self.levels.shape)))
-            return
-        checked = stored is not None and levels is not None
-        if checked and stored.tolist() != crc32_bits(levels).tolist():
-            errors.append(f"{prefix}levels do not match their checksum: the file is damaged")
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
 
 
 def _unpack(rows: Tensor, plan: Tensor, even: int, width: int) -> Tensor:
