@@ -202,7 +202,7 @@ class DPQEmbedding(nn.Module):
             out = self._ramped(rows, step.rows)
         if step.penalty is not None:
             self.penalties.add(step.penalty)
-        if not self.ignore_batch:
+        if not (self.ignore_batch or self.method.is_fixed(self.codebook(), self.config)):
             with torch.no_grad():
                 for tracker in self._trackers:
                     tracker.collect(step, tokens, self._state())
@@ -332,16 +332,16 @@ class DPQEmbedding(nn.Module):
     def step(self) -> bool:
         """Let statistics follow the forward passes since the last call, over all workers alike.
 
-        Returns True if keys or values were set (k-means start, re-seeding). An optimiser with
-        copies of its own, as for fp16, must be told.
-        """
-        state, book = self._state(), self.codebook()
-        if not self.is_plain:
-            return apply_all(self._trackers, state, book)
-        apply_all([t for t in self._trackers if isinstance(t, WarmUp)], state, book)
-        if self.is_plain:
-            return False
-        self.method.start_from_plain(book, self.config, real_rows(self.query, self.padding_idx))
+        Returns True if keys or values were set (k-means start, re-seeding): an optimiser with
+        copies of its own, as for fp16, must be told."""
+        state, book, was_plain = self._state(), self.codebook(), self.is_plain
+        held = was_plain or self.method.is_fixed(book, self.config)
+        moving = [t for t in self._trackers if isinstance(t, WarmUp) or not held]
+        changed = apply_all(moving, state, book)
+        if not was_plain or self.is_plain:
+            return changed
+        trained = Trained(self.query.float(), real_rows(self.query, self.padding_idx))
+        self.method.start_from_plain(book, self.config, trained)
         all_were_set(self._trackers, state, book)
         return True
 

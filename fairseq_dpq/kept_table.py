@@ -31,6 +31,9 @@ class KeptTable:
 
     def get(self, sources: Iterable[Tensor], build: Callable[[], Built]) -> Built:
         """The table that was kept for these sources as they are, or a new one."""
+        sources = list(sources)
+        if any(t.is_inference() for t in sources):  # nothing tells whether they have changed
+            return build()
         state = tuple((t.data_ptr(), t._version) for t in sources)
         if self._built is None or self._state != state:
             self._state, self._built = state, build()

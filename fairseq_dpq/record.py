@@ -60,10 +60,14 @@ class TablesRecord:
     stage: str = "training"
     source: str | None = None  # of a compact stage: the training checkpoint's file name
     version: int = VERSION
+    origin: int = VERSION  # of the checkpoint that the training began with
     written_by: str = f"fairseq-dpq {__version__}"
 
     def to_json(self) -> str:
-        return sealed(asdict(self))
+        raw = asdict(self)
+        if self.origin == VERSION:  # files stay readable to earlier releases
+            del raw["origin"]
+        return sealed(raw)
 
     @classmethod
     def from_json(cls, text: Any) -> TablesRecord:
@@ -102,6 +106,7 @@ class TablesRecord:
         if raw["stage"] not in STAGES:
             raise ValueError(f"unknown stage {shown(raw['stage'])}")
         check_type("tables", raw["tables"], dict)
+        check_type("origin", raw.get("origin", VERSION), int)
         for name in ("source", "written_by"):
             if raw.get(name) is not None:
                 check_type(name, raw[name], str)
@@ -129,6 +134,7 @@ def _crc32(raw: dict[str, Any]) -> int:
 
 def _from_version_1(raw: dict[str, Any]) -> None:
     """Version 1 (0.1): `form` was the stage, and product codes the only form."""
+    raw["origin"] = 1
     raw["stage"] = raw.pop("form")
     raw["written_by"] = "fairseq-dpq 0.1"
     for table in raw["tables"].values():

@@ -180,13 +180,20 @@ class RunningStatistics(Tracker):
 class ResponseStatistics(RunningStatistics):
     """Running mean and variance of the responses."""
 
-    def __init__(self, groups: int, K: int) -> None:
+    def __init__(
+        self, groups: int, K: int, measure: Callable[[Codebook], Stats | None] | None = None
+    ) -> None:
         super().__init__("norm", (groups, K))
+        self.measure = measure  # of keys that were just set
 
     def of(self, step: Step) -> Stats | None:
         return step.stats
 
     def codes_were_set(self, state: Buffers, book: Codebook, codes: Tensor) -> None:
+        found = self.measure(book) if self.measure else None
+        if found is not None:  # those of the old keys would give new ones too many tokens
+            for name, new in (("norm_mean", found.mean), ("norm_var", found.var)):
+                state[name].copy_(torch.where(codes, new, state[name]))
         if bool(codes.all()):
             state["norm_updates"].zero_()
 
@@ -340,10 +347,13 @@ def apply_all(trackers: Sequence[Tracker], state: Buffers, book: Codebook) -> bo
 def all_were_set(trackers: Sequence[Tracker], state: Buffers, book: Codebook) -> None:
     """A start has set all keys and values, and the running statistics to the vocabulary's."""
     codes = torch.ones(book.keys.shape[:2], dtype=torch.bool, device=book.keys.device)
+    stats = None if book.stats is None else book.stats.clone()
     for tracker in trackers:
         tracker.clear()
         tracker.codes_were_set(state, book, codes)
-    if book.stats is not None:
+    if book.stats is not None and stats is not None:
+        book.stats.mean.copy_(stats.mean)
+        book.stats.var.copy_(stats.var)
         state["norm_updates"].fill_(1)
     copy_from_first_worker(state, book)
 

@@ -46,7 +46,6 @@ TESTED_BY = {
     "fairseq_plugin.measuring": "cli/test_suggest.py",
     "fairseq_plugin.plugin": "fairseq_plugin/test_around.py",
     "fairseq_plugin.replace": "fairseq_plugin/test_matrix.py",
-    "fairseq_plugin.schedule": "fairseq_plugin/test_resume.py",
     "fairseq_plugin.tensorboard": "fairseq_plugin/test_training.py",
     "fairseq_plugin.trial": "cli/test_compact.py",
     "forms.few_ids": "forms/test_product_codes.py",

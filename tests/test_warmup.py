@@ -187,3 +187,82 @@ def test_a_planted_code_is_learned_from_the_default_start(options: dict, optimiz
 def test_a_large_start_of_queries_and_keys_hardly_learns() -> None:
     """The start of version 0.1, N(0, 1): the softmax is hard, and codes stay where they are."""
     assert planted_error(torch.optim.SGD, start=1.0, method="sx") > 0.1
+
+
+@pytest.mark.parametrize("library", [True, False], ids=["native", "torch"])
+def test_rows_of_sx_may_be_changed_in_place(library: bool, monkeypatch) -> None:
+    """As convolutional models do when they add positions."""
+    if not library:
+        monkeypatch.setattr(native, "takes_gradients", lambda *args: False)
+    layer = make(warmup_updates=1, ramp_updates=1, **SX)
+    train(layer, adam(layer), range(3))
+    rows = layer(torch.arange(2, N))
+    rows += 1
+    rows.pow(2).sum().backward()
+    assert bool(layer.query.grad.any()) and bool(layer.values.grad.any())
+
+
+@pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
+def test_a_batch_without_words(options: dict, monkeypatch) -> None:
+    monkeypatch.setattr(native, "takes_gradients", lambda *args: False)
+    layer = make(warmup_updates=1, ramp_updates=1, **options)
+    train(layer, adam(layer), range(3))
+    layer.zero_grad()
+    layer(torch.full((2, 3), 1)).sum().backward()  # padding only
+    assert not layer.query.grad.any()
+
+
+@pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
+def test_a_frozen_table_stays_as_it_is(options: dict) -> None:
+    layer = make(warmup_updates=2, ramp_updates=2, **options)
+    train(layer, adam(layer), range(6))
+    layer.requires_grad_(False)
+    before = layer.compact()(torch.arange(N))
+    for _ in range(20):
+        layer(torch.arange(2, 30))
+    assert torch.equal(layer.compact()(torch.arange(N)), before)
+
+
+def test_a_frozen_table_gets_its_codes() -> None:
+    layer = make(warmup_updates=2, ramp_updates=2, **VQ)
+    layer.requires_grad_(False)
+    for _ in range(3):
+        layer(torch.arange(2, N))
+    assert not layer.is_plain and layer.codes().any()
+
+
+@pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
+def test_seed_and_progress_reach_k_means_before_a_ramp(options: dict) -> None:
+    table = torch.randn(N, SIZE, generator=torch.Generator().manual_seed(3))
+    rounds: list[int] = []
+    sizes = {"K": 16, "D": 2, "warmup_updates": 2, "ramp_updates": 2, **options}
+    first = DPQEmbedding.from_pretrained(table, seed=0, progress=rounds.append, **sizes)
+    other = DPQEmbedding.from_pretrained(table, seed=5, **sizes)
+    assert rounds and not torch.equal(first.values, other.values)
+
+
+def test_new_keys_have_statistics_of_their_own() -> None:
+    """A dead key that was small: by its old variance, the new one would take every token."""
+    layer = make(reseed_after=2, **SX)
+    layer.defer_updates = True
+    with torch.no_grad():
+        layer.query[2:] = torch.randn(N - 2, SIZE, generator=torch.Generator().manual_seed(4))
+        layer.keys.normal_(generator=torch.Generator().manual_seed(5))
+        layer.keys[:, 0] = 1e-3 * layer.keys[:, 1]
+    layer.reset_statistics(started=True)
+    layer.norm_updates.fill_(1000.0)
+    layer.norm_mean[:, 0] = 100.0  # never chosen
+    changed = False
+    while not changed:
+        layer(torch.arange(2, N))
+        changed = layer.step()
+    share = (layer.codes()[2:].long() == 0).float().mean(0)
+    assert bool((share > 0).all()) and bool((share < 0.6).all())
+
+
+@pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
+def test_layers_without_numbers_and_without_versions(options: dict) -> None:
+    assert DPQEmbedding(N, SIZE, K=4, D=2, device="meta", **options).query.is_meta
+    with torch.inference_mode():
+        layer = make(**options).eval()
+        assert torch.equal(layer.weight[2:], layer(torch.arange(2, N)))

@@ -99,7 +99,7 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     # State that only training needs
     kept = {"kmeans_init": 0, "reseed_after": 0, "ema_decay": 0, "warmup_updates": 0}
     kept = {name: off for name, off in kept.items() if getattr(c, name)}
-    _check_warmed_up(checkpoint, path)
+    check_warmed_up(checkpoint, path)
     # One row: a layer of n would draw n random rows first.
     layer = DPQEmbedding(1, d, **{**c.layer_options(), **kept})
     shapes = {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
@@ -118,7 +118,8 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     return layer.eval()
 
 
-def _check_warmed_up(checkpoint: Checkpoint, path: str) -> None:
+def check_warmed_up(checkpoint: Checkpoint, path: str) -> None:
+    """Raise for a table that has no codes yet."""
     schedule = checkpoint.weights.get(f"{path}.schedule")
     if schedule is not None and schedule.numel() == 3 and bool(schedule[0] < schedule[1]):
         now, last = (int(x) for x in schedule[:2])

@@ -7,7 +7,7 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint
+from fairseq_dpq.checkpoints.checkpoint import Checkpoint, check_warmed_up
 from fairseq_dpq.checkpoints.errors import CheckpointError
 
 
@@ -30,6 +30,10 @@ def with_ema(checkpoint: Checkpoint) -> Checkpoint:
             f"--ema: the EMA weights of {checkpoint.path} are not those of its model"
         )
     model = {key: ema[key] for key in checkpoint.weights}
+    for path in checkpoint.dpq_record().tables:
+        key = f"{path}.schedule"  # a count: an average of it is of no use
+        if key in model:
+            model[key] = checkpoint.weights[key]
     model = {key: t.float() if t.dtype == torch.float16 else t for key, t in model.items()}
     return Checkpoint(checkpoint.path, {**checkpoint.state, "model": model}, checkpoint.file_bytes)
 
@@ -39,6 +43,8 @@ def average(checkpoints: list[Checkpoint]) -> Checkpoint:
     first = checkpoints[0]
     for checkpoint in checkpoints:
         _check_alike(first, checkpoint)
+        for path in checkpoint.dpq_record().tables:
+            check_warmed_up(checkpoint, path)
     total: dict[str, Tensor] = {}
     sums: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
     for key, tensor in first.weights.items():

@@ -58,11 +58,7 @@ def build_model(old: Callable) -> Callable:
         chosen = options.read_options(cfg if own else _task_options(task))
         if chosen.enabled:
             _refuse_sharding(cfg)
-            saved = resume.saved_record(
-                run_option(cfg, "checkpoint", "save_dir"),
-                run_option(cfg, "checkpoint", "restore_file"),
-                run_option(cfg, "checkpoint", "finetune_from_model"),
-            )
+            saved = resume.saved(functools.partial(run_option, cfg, "checkpoint"))
             length = schedule.first_guess(cfg)
             record = replace.replace_tables(model, cfg, chosen, length, saved)
             set_options(cfg, chosen.to_keys())

@@ -108,6 +108,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         seen to it that the user wants it.
         """
         own = dict(self.named_buffers())
+        self._adapt_schedule(state_dict, f"{name}.schedule", own.get("schedule"))
         for key in _RESTARTED:
             full_key = f"{name}.{key}"
             if key not in own:
@@ -118,12 +119,25 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
                 if key == "ema_sum":
                     state_dict[full_key] = state_dict[f"{name}.values"].to(own[key], copy=True)
 
+    def _adapt_schedule(self, state_dict: dict[str, Tensor], key: str, own: Tensor | None) -> None:
+        """A table that is still plain in the checkpoint follows the schedule of this training. One
+        that has its codes keeps its own."""
+        saved = state_dict.get(key)
+        if own is None:
+            state_dict.pop(key, None)
+        elif saved is None:
+            state_dict[key] = own.new_tensor([own[2], own[1], own[2]])
+        elif bool(saved[0] < saved[1]) and saved[1:].tolist() != own[1:].tolist():
+            state_dict[key] = own.clone()
+
     def _start_state(self, full: Tensor) -> dict[str, Tensor]:
         """The state that starts near a full table, by k-means."""
         c = self.config
         layer = DPQEmbedding(
             self.num_embeddings, self.embedding_dim, self.padding_idx, **c.layer_options()
         )
+        for name in self.method.constants(c):  # codes or a guide that were read from a file
+            getattr(layer, name).data.copy_(getattr(self, name))
         layer.start_from_table(full.float())
         return layer.state_dict()
 

@@ -24,7 +24,7 @@ from fairseq_dpq.fairseq_plugin import resume, schedule
 from fairseq_dpq.fairseq_plugin.choosing import TIED_BY, choose, decoder_only
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding, form_class, tie_output
-from fairseq_dpq.record import Table, TablesRecord
+from fairseq_dpq.record import VERSION, Table, TablesRecord
 from fairseq_dpq.size_report import Change, Left, outlook, share
 from fairseq_dpq.sizes import bits_note
 
@@ -76,12 +76,12 @@ def replace_tables(
     cfg: Any,
     options: PluginConfig,
     max_update: int = 0,
-    saved: TablesRecord | None = None,
+    saved: resume.Saved | None = None,
 ) -> TablesRecord:
     """Put fresh DPQ tables into a model that is about to be trained for `max_update` updates.
 
-    `saved` is the record of the checkpoint that will be restored, if any: options that the user
-    left open keep the values that they took there.
+    `saved` is of the checkpoint that will be restored, if any: options that the user left open
+    keep the values that they took there.
     """
     tables = find_tables(model)
     whole = sum(_nbytes(parameter) for parameter in model.parameters())
@@ -93,7 +93,7 @@ def replace_tables(
                 f"DPQ ({', '.join(found.path for found in chosen)}) belongs to the decoder only; "
                 "add --dpq-embeddings all where the decoder has a table of its own, or leave it out"
             )
-    record = TablesRecord({})
+    record = TablesRecord({}, origin=saved.record.origin if saved else VERSION)
     for found in chosen:
         _refuse_what_cannot_be(found)
         old = found.module
@@ -102,8 +102,9 @@ def replace_tables(
         config.validate(
             old.embedding_dim, say_flag_of(options, found.decoder), _dim_flag(found, old, cfg)
         )
-        if saved is not None and found.path in saved.tables:
-            config = resume.adopt(config, saved.tables[found.path], saved)
+        restored = saved is not None and found.path in saved.record.tables
+        if saved is not None and restored:
+            config = resume.adopt(config, found.path, saved)
         tied = bool(found.tied) or len(found.paths) > 1
         config = config.with_D(old.embedding_dim)
         given, config = config, config.resolved(tied, max_update)
@@ -115,7 +116,7 @@ def replace_tables(
             dtype=old.weight.dtype,
             **config.layer_options(),
         )
-        if config.warmup_updates and given.warmup_updates is None:
+        if config.warmup_updates and None in (given.warmup_updates, given.ramp_updates):
             table.open_schedule = given, tied
         elif "warmup_updates" in config.method_object.options:
             logger.info(f"{found.path}: {schedule.describe(config)}")
@@ -125,7 +126,7 @@ def replace_tables(
             table.start_from_table(old.weight.detach().float())
         else:
             table.reset_parameters(like=old.weight, tied=tied)
-        if saved is None or found.path not in saved.tables:
+        if not restored:
             _take_files(table, config, found.path)
         if not old.weight.requires_grad:
             table.requires_grad_(False)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -21,6 +22,11 @@ from fairseq_dpq.fairseq_plugin.configs import get_option, read_record
 from fairseq_dpq.fairseq_plugin.options import has_options, read_options
 from fairseq_dpq.methods import METHODS
 from fairseq_dpq.record import Table, TablesRecord
+from fairseq_dpq.statistics import WarmUp
+
+logger = logging.getLogger("fairseq_dpq")
+
+_LAST = "checkpoint_last.pt"  # fairseq looks for a file of this name in --save-dir
 
 # Options that change the shapes of tensors; the others may change if the optimiser is reset.
 _SHAPES = (
@@ -33,15 +39,34 @@ _SHAPES = (
 _SCHEDULE = ("warmup_updates", "ramp_updates")
 
 
-def saved_record(
-    save_dir: str | None, restore_file: str | None, finetune_from: str | None = None
-) -> TablesRecord | None:
-    """The record of the checkpoint that training will go on from, if there is one."""
-    places = [Path(save_dir or "", restore_file)] if restore_file else []
-    places += [Path(finetune_from)] if finetune_from else []
-    path = next((place for place in places if place.is_file()), None)
-    if path is None:
+class Saved(NamedTuple):
+    """What the checkpoint has that training will go on from."""
+
+    record: TablesRecord
+    anew: bool  # with a new optimiser: the command's options count
+
+
+def saved(option: Callable[[str], Any]) -> Saved | None:
+    """The record of the checkpoint that training will go on from, if there is one.
+
+    `option` gives the options of fairseq's checkpoint group, e.g. save_dir. The file is the one
+    that fairseq's `load_checkpoint` takes.
+    """
+    restore_file = option("restore_file")
+    if not restore_file:
         return None
+    path, anew = Path(restore_file), bool(option("reset_optimizer"))
+    if restore_file == _LAST:
+        path = Path(option("save_dir") or "", _LAST)
+        if not path.exists() and option("continue_once"):
+            path = Path(option("continue_once"))
+        elif not path.exists() and option("finetune_from_model"):
+            path, anew = Path(option("finetune_from_model")), True
+    record = _record(path) if path.is_file() else None
+    return None if record is None else Saved(record, anew)
+
+
+def _record(path: Path) -> TablesRecord | None:
     how = {"mmap": True} if "mmap" in inspect.signature(torch.load).parameters else {}
     try:
         state = torch.load(str(path), map_location="cpu", **how)
@@ -54,15 +79,24 @@ def _model_cfg(state: Any) -> Any:
     return get_option(state.get("cfg"), "model") if state.get("cfg") else state.get("args")
 
 
-def adopt(config: DPQConfig, before: Table, record: TablesRecord) -> DPQConfig:
-    """Options that were left open, as the checkpoint has them. A checkpoint of version 0.1 goes on
-    as 0.1 trained: all options but those that the tensors' shapes follow are its own."""
+def adopt(config: DPQConfig, path: str, saved: Saved) -> DPQConfig:
+    """Options that were left open, as the checkpoint's table at `path` has them. A training that
+    version 0.1 began goes on as 0.1 trained: all options but those that the tensors' shapes follow
+    are its own. With a new optimiser, what the command gives counts."""
     own = {}
-    for name, value in before.options.items():
-        left_open = getattr(config, name) is None or name in _SCHEDULE
-        old = record.version == 1 and name not in _SHAPES
-        if left_open or old:
+    defaults = {f.name: f.default for f in fields(DPQConfig)}
+    for name, value in saved.record.tables[path].options.items():
+        given = getattr(config, name)
+        is_given = given is not None and given != defaults[name]
+        old = saved.record.origin == 1 and name not in _SHAPES
+        if given is None or ((old or name in _SCHEDULE) and not (saved.anew and is_given)):
             own[name] = value
+            if name in _SCHEDULE and is_given and given != value:
+                logger.warning(
+                    f"{path}: {say_flag(name, given)} has no effect: the schedule of the "
+                    f"checkpoint goes on ({say_flag(name, value)}); --reset-optimizer takes the "
+                    "new one"
+                )
     return replace(config, **own)
 
 
@@ -96,6 +130,13 @@ def check_restore(model_cfg: Any, state: Any, filename: str, reset_optimizer: bo
             )
         return
     _same_tables(saved, current, filename, reset_optimizer, _flags(saved_cfg, saved))
+    for path, table in current.tables.items():
+        schedule = {"schedule": state["model"].get(f"{path}.schedule", torch.zeros(2))}
+        if WarmUp.is_plain(schedule) and not table.options.get("warmup_updates"):
+            raise DPQConfigError(
+                f"{path} is still in its warm-up in {filename} and has no codes: leave out "
+                "--dpq-warmup-updates 0"
+            )
 
 
 def _same_tables(
@@ -141,7 +182,7 @@ def _flags(cfg: Any, record: TablesRecord) -> str:
     layer = {f.name for f in fields(DPQConfig)}
     for f in others:
         # Options of version 0.1 had other defaults, and are taken over.
-        own = f.name in (_SHAPES if record.version == 1 else method.options) or f.name not in layer
+        own = f.name in (_SHAPES if record.origin == 1 else method.options) or f.name not in layer
         if own and f.name not in shown:
             shown.append(f.name)
     return " ".join(say_flag(name, getattr(given, name)) for name in shown)

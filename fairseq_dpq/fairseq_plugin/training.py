@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import sys
 from typing import Any
 
 import torch
@@ -70,8 +71,24 @@ def after_update(model: nn.Module, optimizer: Any) -> None:
                 "criterion.forward(model, sample) or uses a model other than the one it passes to "
                 "the criterion. It must call criterion(model, sample)"
             )
+        was_plain = table.is_plain
         if table.step():
             _copy_to_optimizer(table, optimizer)
+        if was_plain and not table.is_plain:
+            forget_best()
+
+
+def forget_best() -> None:
+    """The scores of a plain table are those of another model, and its checkpoints have no codes:
+    they must not stay the best ones, nor end the training by --patience."""
+    from fairseq import checkpoint_utils
+
+    if hasattr(checkpoint_utils.save_checkpoint, "best"):
+        del checkpoint_utils.save_checkpoint.best
+    for module in ("fairseq_cli.train", "__main__"):
+        stop: Any = getattr(sys.modules.get(module), "should_stop_early", None)
+        if getattr(stop, "best", None) is not None:
+            stop.best = None
 
 
 def _copy_to_optimizer(table: DPQEmbedding, optimizer: Any) -> None:

@@ -4,6 +4,7 @@ have in common. A method holds no tensors: it is given the table's codebook and 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Callable
 
 import torch
@@ -15,7 +16,7 @@ from fairseq_dpq.codes import best_codes, evaluation_codes
 from fairseq_dpq.distances import DISTANCES, Dot
 from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.initialization import Trained
-from fairseq_dpq.normalization import batch_normalize, batch_statistics, normalize
+from fairseq_dpq.normalization import Stats, batch_normalize, batch_statistics, normalize
 from fairseq_dpq.statistics import (
     FirstTokens,
     IdleCodes,
@@ -97,21 +98,25 @@ class Method:
         """Set the starting values that matter to learning; the others come from the table.
         `tied` if an output layer shares the table."""
 
+    def is_fixed(self, book: Codebook, c: Options) -> bool:
+        """Whether the user froze the table; averages and new seeds must not move it either."""
+        return not book.query.requires_grad and "query" not in self.constants(c)
+
     def take_files(self, book: Codebook, c: Options, path: str) -> None:
         """Read the files that its options name into a new table, at `path` of its model."""
 
     def first_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
         """Set the running statistics for the first batch, which has none before it."""
 
-    def start_from_plain(self, book: Codebook, c: Options, real: Tensor) -> None:
-        """End of the warm-up: codes from queries that were the rows of a plain table."""
+    def start_from_plain(self, book: Codebook, c: Options, trained: Trained) -> None:
+        """End of the warm-up: codes from queries, which are the rows of `trained`."""
         raise NotImplementedError
 
     def start(self, book: Codebook, c: Options, trained: Trained) -> None:
         """Begin at a trained table: at its rows themselves where a ramp leads away from them."""
         if c.warmup_updates and c.ramp_updates:
             book.query.copy_(trained.table)
-            self.start_from_plain(book, c, trained.real)
+            self.start_from_plain(book, c, trained)
         else:
             self.start_from_table(book, c, trained)
 
@@ -238,7 +243,8 @@ class KeyedMethod(ProductMethod):
         if c.warmup_updates:
             out.append(WarmUp(c.warmup_updates, c.ramp_updates))
         if c.normalize:
-            out.append(ResponseStatistics(groups, K))
+            measure = None if c.batch_stats else partial(self._sample_statistics, c)
+            out.append(ResponseStatistics(groups, K, measure))
         out += self._own_trackers(c, shapes)
         if c.kmeans_init:
             out.append(FirstTokens(shapes["query"][0], c.kmeans_init, c.D))
@@ -304,7 +310,14 @@ class KeyedMethod(ProductMethod):
         q = self.by_group(rows.detach(), c)
         return evaluation_codes(q, book.keys.detach(), self.distance(c), book.stats)
 
+    def _sample_statistics(self, c: Options, book: Codebook) -> Stats | None:
+        """Of the responses to the keys as they are, from the first rows of the vocabulary."""
+        q = self.by_group(book.query.detach()[:_FIRST_ROWS], c)
+        return batch_statistics(q, book.keys.detach().float(), self.distance(c))
+
     def first_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
+        if book.query.is_meta:
+            return
         some = slice(0, _FIRST_ROWS)
         self._vocabulary_statistics(replace(book, query=book.query[some]), c, real[some])
 

@@ -89,15 +89,14 @@ class SX(KeyedMethod):
         book.values.copy_(torch.where((mass > 0).unsqueeze(-1), best, found.centroids))
 
     @torch.no_grad()
-    def start_from_plain(self, book: Codebook, c: Options, real: Tensor) -> None:
+    def start_from_plain(self, book: Codebook, c: Options, trained: Trained) -> None:
         groups, K, _ = book.values.shape
-        trained = Trained(book.query.float(), real)
         found = initialization.cluster_table(trained, groups, K, c.D)
         # Normalised dot products do not see the mean of the queries.
         shift = self.distance(c).name != "euclidean"
         mean = found.points.mean(1, keepdim=True) if shift else 0
         book.keys.copy_(found.centroids - mean)
-        self._vocabulary_statistics(book, c, real)
+        self._vocabulary_statistics(book, c, trained.real)
         codes = initialization.grouped_codes(self._table_codes(book, c), groups, found.rows)
         best, mass = means(found.points, codes, K)
         book.values.copy_(torch.where((mass > 0).unsqueeze(-1), best, found.centroids))
@@ -140,8 +139,7 @@ def _spread_keys(
 
 def exchange(resp: Tensor, values: Tensor, codes: Tensor, tau: float) -> Tensor:
     """The value rows of given codes (tokens, D, d/D), with the softmax's gradient."""
-    rows = _SoftmaxExchange.apply(resp, values, codes, tau)
-    return rows.view(codes.shape[0], codes.shape[1], values.shape[-1])
+    return _by_token(_SoftmaxExchange.apply(resp, values, codes, tau), codes)
 
 
 def exchange_many(
@@ -159,7 +157,8 @@ def exchange_many(
     `by_library`: by the native library where it can, which rounds otherwise.
     """
     if not by_library or not native.takes_gradients(query, keys, values):
-        return _Recomputed.apply(query, keys, values, codes, stats, distance, tau)
+        rows = _Recomputed.apply(query, keys, values, codes, stats, distance, tau)
+        return _by_token(rows, codes)
     direction, offset = distance.directions(keys)
     if offset is None:
         offset = direction.new_zeros(direction.shape[:-1])
@@ -168,7 +167,19 @@ def exchange_many(
         scale = scale * stats.scale()
         offset = offset - stats.mean
     direction, offset = direction * scale.unsqueeze(-1), offset * scale
-    return _Native.apply(distance.features(query), direction, offset, values, codes)
+    rows = _Native.apply(distance.features(query), direction, offset, values, codes)
+    return _by_token(rows, codes)
+
+
+def _flat_rows(values: Tensor, codes: Tensor) -> Tensor:
+    """What `look_up` gives as (tokens * D, d/D), not a view: models may add to their embeddings in
+    place, which autograd forbids for a view that a Function returns."""
+    G, K, size = values.shape
+    return values.reshape(G * K, size).index_select(0, value_rows(codes, G, K))
+
+
+def _by_token(rows: Tensor, codes: Tensor) -> Tensor:
+    return rows.view(codes.shape[0], codes.shape[1], rows.shape[-1])
 
 
 class _SoftmaxExchange(torch.autograd.Function):
@@ -179,16 +190,13 @@ class _SoftmaxExchange(torch.autograd.Function):
     def forward(ctx: Any, resp: Tensor, values: Tensor, codes: Tensor, tau: float) -> Tensor:
         ctx.tau = tau
         ctx.save_for_backward(resp, values, codes)
-        # Flat, not a view: models may add to their embeddings in place, which autograd forbids
-        # for a view that a Function returns.
-        G, K, size = values.shape
-        return values.reshape(G * K, size).index_select(0, value_rows(codes, G, K))
+        return _flat_rows(values, codes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         resp, values, codes = ctx.saved_tensors
-        grad = grad.reshape(codes.shape[0], codes.shape[1], values.shape[-1])
+        grad = _by_token(grad.contiguous(), codes)
         grad_resp = grad_values = None
         if ctx.needs_input_grad[0]:
             if values.shape[0] == 1:
@@ -222,13 +230,14 @@ class _Recomputed(torch.autograd.Function):
         # Running statistics may move on before the backward pass.
         ctx.save_for_backward(query, keys, values, codes, *(part.clone() for part in stats or ()))
         ctx.distance, ctx.tau = distance, tau
-        return look_up(values, codes)
+        return _flat_rows(values, codes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, keys, values, codes, *saved = ctx.saved_tensors
         stats = Stats(*saved) if saved else None
+        grad = _by_token(grad.contiguous(), codes)
         keys = keys.detach().requires_grad_()
         G, K, _ = keys.shape
         grad_keys = torch.zeros_like(keys)
@@ -250,7 +259,8 @@ class _Recomputed(torch.autograd.Function):
             rows.append(row.view(shape) if G == 1 else row.transpose(0, 1))
             grad_keys += grad_k
         grad_values = sum_by_code(grad, codes, values.shape[0], values.shape[1])
-        return torch.cat(rows), grad_keys, grad_values, None, None, None, None
+        grad_query = torch.cat(rows) if rows else torch.zeros_like(query)
+        return grad_query, grad_keys, grad_values, None, None, None, None
 
 
 class _Native(torch.autograd.Function):
@@ -261,12 +271,13 @@ class _Native(torch.autograd.Function):
         ctx: Any, features: Tensor, direction: Tensor, offset: Tensor, values: Tensor, codes: Tensor
     ) -> Tensor:
         ctx.save_for_backward(features, direction, offset, values, codes)
-        return look_up(values, codes)
+        return _flat_rows(values, codes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         features, direction, offset, values, codes = ctx.saved_tensors
+        grad = _by_token(grad.contiguous(), codes)
         found = native.softmax_gradients(features, direction, offset, values, codes, grad)
         assert found is not None
         return (*found, None)

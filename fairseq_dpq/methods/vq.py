@@ -129,12 +129,11 @@ class VQ(KeyedMethod):
             self._settle(book, c, found, trained.real)
 
     @torch.no_grad()
-    def start_from_plain(self, book: Codebook, c: Options, real: Tensor) -> None:
+    def start_from_plain(self, book: Codebook, c: Options, trained: Trained) -> None:
         groups, K, _ = book.values.shape
-        trained = Trained(book.query.float(), real)
         found = initialization.cluster_table(trained, groups, K, c.D)
         book.values.copy_(found.centroids)
-        self._vocabulary_statistics(book, c, real)
+        self._vocabulary_statistics(book, c, trained.real)
 
     def _settle(self, book: Codebook, c: Options, found: Clusters, real: Tensor) -> None:
         """Make normalised distances give the codes that k-means gave, as nearly as they can.

@@ -50,3 +50,5 @@ def test_training_goes_on_as_version_0_1_would_have(name: str, corpus, tmp_path)
     weights = fsq.weights(train(corpus, tmp_path, METHODS[name], WHOLE))
     for key, tensor in torch.load(GOLDEN / f"{name}-whole.pt").items():
         assert torch.equal(weights[key], tensor), key
+    # Once more: the checkpoint is now one of this version, and the options are still those of 0.1.
+    train(corpus, tmp_path, METHODS[name], WHOLE + 2)

@@ -103,3 +103,14 @@ def test_fine_tuning_starts_from_the_full_table(lm, made, tmp_path) -> None:
     flag = ["--finetune-from-model", str(made["@full"])]
     text = train(lm, tmp_path / "r", *TIED, *flag, updates=1, dpq=flags("random", made))
     assert f"{TABLE}: k-means of the full table in the checkpoint is the start" in text
+
+
+def test_fine_tuning_keeps_what_came_from_files(lm, made, tmp_path) -> None:
+    flag = ["--finetune-from-model", str(made["@full"])]
+    full = last(made["@full"].parent)["model"][f"{TABLE}.weight"]
+    train(lm, tmp_path / "kd", *TIED, *flag, updates=1, dpq=flags("chen18+", made))
+    assert torch.equal(last(tmp_path / "kd")["model"][f"{TABLE}.guide"], full)
+    train(lm, tmp_path / "scratch", *TIED, updates=1, dpq=flags("shu17", made))
+    train(lm, tmp_path / "tuned", *TIED, *flag, updates=1, dpq=flags("shu17", made))
+    scratch, tuned = (last(tmp_path / name)["model"] for name in ("scratch", "tuned"))
+    assert torch.equal(tuned[f"{TABLE}.query"], scratch[f"{TABLE}.query"])
