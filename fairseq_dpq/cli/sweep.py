@@ -21,7 +21,7 @@ from fairseq_dpq.sweeps import figures
 from fairseq_dpq.sweeps.commands import Base
 from fairseq_dpq.sweeps.errors import SweepError
 from fairseq_dpq.sweeps.folder import locked, read_note, write_note
-from fairseq_dpq.sweeps.grid import METHODS_WITH_CODES, Grid, make_grid
+from fairseq_dpq.sweeps.grid import DPQ_METHODS, METHODS_WITH_CODES, Grid, make_grid
 from fairseq_dpq.sweeps.results import Result, choose_metric, front, read_results
 from fairseq_dpq.sweeps.runner import Runner
 
@@ -54,7 +54,7 @@ def get_parser() -> argparse.ArgumentParser:
         dest="methods",
         nargs="+",
         choices=METHODS_WITH_CODES,
-        help=f"default: {' '.join(METHODS_WITH_CODES)}",
+        help=f"default: {' '.join(DPQ_METHODS)}",
     )
     grid.add_argument(
         flag("share_subspaces"),
@@ -100,7 +100,7 @@ def _base_and_grid(args: argparse.Namespace, words: Sequence[str]) -> tuple[Base
     grid = make_grid(
         args.K or old.get("K", [8, 32]),
         args.D or old.get("D", [16, 32]),
-        args.methods or old.get("methods", METHODS_WITH_CODES),
+        args.methods or old.get("methods", DPQ_METHODS),
         sharing or old.get("shared", [False]),
         False if args.no_full else old.get("full", True),
     )

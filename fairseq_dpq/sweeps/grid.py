@@ -11,6 +11,7 @@ from fairseq_dpq.sizes import MAX_K
 from fairseq_dpq.sweeps.errors import SweepError
 
 METHODS_WITH_CODES = [name for name, method in METHODS.items() if method.has_codes]
+DPQ_METHODS = ["sx", "vq"]  # the default; the others are baselines, some of which need files
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,10 @@ from fairseq_dpq.sweeps.results import (
 
 _GUARD = Path(__file__).with_name("guard.py")
 _POLL, _LOOK = 0.2, 2.0  # seconds between looks at processes, and at logs
+_USELESS = (
+    "the full table's run failed before its first update, so that no other is started: mend the "
+    "command, or go on without it (--no-full)"
+)
 LOG, USAGE = "train.log", "usage.json"
 
 
@@ -98,6 +102,10 @@ class Runner:
                     os.close(run.pipe)
                     result = self._finish(run)
                     shown.say(self._line(result))
+                    if run.point.method is None and not (result.done or result.updates):
+                        if queue:
+                            shown.say(_USELESS)
+                        queue.clear()
                 if time.monotonic() - looked >= _LOOK:
                     looked = time.monotonic()
                     for run in running:

@@ -185,6 +185,12 @@ def test_program_that_does_not_exist_is_a_failed_run(tmp_path: Path) -> None:
     assert row["error"] == "exit code 127: none-such: No such file or directory"
 
 
+def test_a_wrong_command_is_not_run_for_the_whole_grid(tmp_path: Path, capsys) -> None:
+    assert _sweep(tmp_path, *GRID, "--workers", "1", command=["none-such"]) == 1
+    assert list(_results(tmp_path)) == ["full"]
+    assert "failed before its first update, so that no other is started" in capsys.readouterr().err
+
+
 def test_figures_of_old_results(tmp_path: Path, capsys) -> None:
     assert _sweep(tmp_path, *GRID, command=TOY) == 0
     (tmp_path / "results.jsonl").write_text(
