@@ -47,13 +47,15 @@ class DPQConfig:
     )
     distance: str | None = _option(
         None,
-        "how a query is compared with the keys (default: dot for sx; vq takes euclidean only)",
+        "how a query is compared with the keys (default: dot for sx, euclidean after a warm-up; vq "
+        "takes euclidean only)",
         choices=tuple(DISTANCES),
     )
     tau: float | None = _option(
         None,
-        "temperature of the softmax that gives sx its gradient (default: 0.25 after a warm-up, "
-        "else 1.0)",
+        "temperature of the softmax that gives sx its gradient; after a warm-up, in units of the "
+        "keys' mean squared distance from their middle (default: 0.05 then, else 1.0; 0.25 with a "
+        "warm-up and normalised distances)",
     )
     share_subspaces: bool = _option(
         False, "all groups share one set of keys and values (smaller still)"
@@ -63,8 +65,8 @@ class DPQConfig:
     )
     normalize: bool | None = _option(
         None,
-        "do not normalise the distances before the codes are chosen (default: sx normalises, vq "
-        "does not)",
+        "do not normalise the distances before the codes are chosen (default: sx without a warm-up "
+        "normalises, vq does not)",
         flag="no-normalize",
     )
     batch_stats: bool = _option(

@@ -151,14 +151,14 @@ class RunningStatistics(Tracker):
         count = tokens.numel()
         mean, var = stats.mean.double(), stats.var.double()
         self.count += count
-        self.total = _plus(self.total, mean * count)
-        self.square = _plus(self.square, (var + mean * mean) * count)
+        self.total = plus(self.total, mean * count)
+        self.square = plus(self.square, (var + mean * mean) * count)
 
     def sums(self, state: Buffers, book: Codebook) -> list[Tensor]:
-        zeros = _zeros(book, *self.shape)
-        total = zeros if self.total is None else self.total
-        square = zeros if self.square is None else self.square
-        return [zeros.new_full((1,), self.count), total, square]
+        none = zeros(book, *self.shape)
+        total = none if self.total is None else self.total
+        square = none if self.square is None else self.square
+        return [none.new_full((1,), self.count), total, square]
 
     def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> None:
         count, total, square = sums
@@ -203,47 +203,6 @@ class ResponseStatistics(RunningStatistics):
         return Stats(state["norm_mean"], state["norm_var"]) if "norm_mean" in state else None
 
 
-class CentroidAverage(Tracker):
-    """VQ centroids as the moving average of the queries that they stand for."""
-
-    def __init__(self, groups: int, K: int, size: int, decay: float) -> None:
-        self.shape, self.decay = (groups, K, size), decay
-        self.clear()
-
-    def buffers(self) -> Shapes:
-        return {"ema_count": self.shape[:2], "ema_sum": self.shape}
-
-    def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
-        state["ema_count"].fill_(1)
-        state["ema_sum"].copy_(book.values)
-
-    def clear(self) -> None:
-        self.used: Tensor | None = None  # (G, K) tokens of each code
-        self.total: Tensor | None = None  # (G, K, size) their queries
-
-    def collect(self, step: Step, tokens: Tensor, state: Buffers) -> None:
-        assert step.query is not None and step.codes is not None
-        G, K, _ = self.shape
-        self.used = _plus(self.used, _count(step.codes, G, K))
-        self.total = _plus(self.total, sum_by_code(step.query, step.codes, G, K).double())
-
-    def sums(self, state: Buffers, book: Codebook) -> list[Tensor]:
-        used = _zeros(book, *self.shape[:2]) if self.used is None else self.used
-        return [used, _zeros(book, *self.shape) if self.total is None else self.total]
-
-    def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> None:
-        used, total = (part.float() for part in sums)
-        state["ema_count"].mul_(self.decay).add_(used, alpha=1 - self.decay)
-        state["ema_sum"].mul_(self.decay).add_(total, alpha=1 - self.decay)
-        moved = state["ema_sum"] / state["ema_count"].clamp_min(1e-12).unsqueeze(-1)
-        hit = (used > 0).unsqueeze(-1)
-        book.values.copy_(torch.where(hit, moved, book.values.float()))
-
-    def codes_were_set(self, state: Buffers, book: Codebook, codes: Tensor) -> None:
-        state["ema_sum"][codes] = book.values[codes].float()
-        state["ema_count"][codes] = 1
-
-
 class FirstTokens(Tracker):
     """Counts the tokens of the first updates, then starts the keys by k-means of their queries."""
 
@@ -267,12 +226,12 @@ class FirstTokens(Tracker):
 
     def collect(self, step: Step, tokens: Tensor, state: Buffers) -> None:
         if self._collecting(state):
-            self.seen = _plus(self.seen, torch.bincount(tokens.long(), minlength=self.rows))
+            self.seen = plus(self.seen, torch.bincount(tokens.long(), minlength=self.rows))
 
     def sums(self, state: Buffers, book: Codebook) -> list[Tensor]:
         if not self._collecting(state):
             return []
-        return [_zeros(book, self.rows) if self.seen is None else self.seen.double()]
+        return [zeros(book, self.rows) if self.seen is None else self.seen.double()]
 
     def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> Tensor | None:
         if not sums:
@@ -305,13 +264,13 @@ class IdleCodes(Tracker):
 
     def collect(self, step: Step, tokens: Tensor, state: Buffers) -> None:
         assert step.query is not None and step.codes is not None
-        self.used = _plus(self.used, _count(step.codes, *self.shape))
+        self.used = plus(self.used, count(step.codes, *self.shape))
         if step.query.shape[0]:
             self.seeds = step.query[:_SAMPLE].clone()
             self.seed_codes = step.codes[:_SAMPLE].clone()
 
     def sums(self, state: Buffers, book: Codebook) -> list[Tensor]:
-        return [_zeros(book, *self.shape) if self.used is None else self.used]
+        return [zeros(book, *self.shape) if self.used is None else self.used]
 
     def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> Tensor | None:
         idle = state["idle"]
@@ -366,15 +325,21 @@ def copy_from_first_worker(state: Buffers, book: Codebook) -> None:
             dist.broadcast(tensor.data, 0)
 
 
-def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+# What trackers of other files use too
+
+
+def plus(total: Tensor | None, more: Tensor) -> Tensor:
+    """A sum that may not have begun."""
     return more if total is None else total + more
 
 
-def _zeros(book: Codebook, *shape: int) -> Tensor:
+def zeros(book: Codebook, *shape: int) -> Tensor:
+    """Where sums over tokens begin."""
     return torch.zeros(shape, dtype=torch.float64, device=book.query.device)
 
 
-def _count(codes: Tensor, G: int, K: int) -> Tensor:
+def count(codes: Tensor, G: int, K: int) -> Tensor:
+    """Tokens of each code, (G, K)."""
     ones = torch.ones(*codes.shape, 1, device=codes.device)
     return sum_by_code(ones, codes, G, K).squeeze(-1).double()
 

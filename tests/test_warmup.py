@@ -130,7 +130,11 @@ def test_what_is_left_open_takes_the_methods_value() -> None:
     assert (paper.normalize, paper.ema_decay) == (True, 0)
     sx = DPQConfig(K=8, D=4).resolved(max_update=800)
     assert (sx.warmup_updates, sx.ramp_updates) == (100, 400)  # not tied: sooner
-    assert (sx.tau, sx.commitment, sx.ema_decay, sx.normalize) == (0.25, None, None, True)
+    assert (sx.tau, sx.distance, sx.normalize) == (0.05, "euclidean", False)
+    dot = DPQConfig(K=8, D=4, distance="dot").resolved(max_update=800)
+    assert (dot.tau, dot.distance, dot.normalize) == (0.25, "dot", True)
+    batch = DPQConfig(K=8, D=4, batch_stats=True).resolved(max_update=800)
+    assert (batch.tau, batch.distance, batch.normalize) == (0.25, None, True)
     assert DPQConfig().resolved().tau == 1.0  # without a warm-up
     given = DPQConfig(K=8, D=4, tau=1.0, warmup_updates=0).resolved(max_update=800)
     assert (given.tau, given.warmup_updates, given.ramp_updates) == (1.0, 0, 0)
@@ -266,3 +270,33 @@ def test_layers_without_numbers_and_without_versions(options: dict) -> None:
     with torch.inference_mode():
         layer = make(**options).eval()
         assert torch.equal(layer.weight[2:], layer(torch.arange(2, N)))
+
+
+def test_keys_and_values_of_sx_follow_the_queries_along_the_ramp() -> None:
+    """Rows are mostly plain then, and queries move on: stale keys would give them poor codes."""
+    layer = make(warmup_updates=2, ramp_updates=400, **SX)
+    optimizer = torch.optim.Adam([layer.query], lr=0.02)  # keys and values stay, if left alone
+    train(layer, optimizer, range(390))
+    assert torch.equal(layer.keys, layer.values)
+    rows, query = layer.compact()(torch.arange(2, N)), layer.query.detach()[2:]
+    left = (rows - query).pow(2).sum() / (query - query.mean(0)).pow(2).sum()
+    assert left < 0.85  # 0.59 is what k-means of these queries leaves; stale keys leave 1.01
+    train(layer, optimizer, range(390, 405))
+    values = layer.values.detach().clone()
+    train(layer, optimizer, range(405, 410))  # past the ramp they are the optimiser's alone
+    assert torch.equal(layer.values, values)
+
+
+def test_temperature_of_sx_has_the_unit_of_the_table() -> None:
+    """A table of another scale has the same gradient, up to that scale."""
+    gradients = []
+    for scale in (1.0, 64.0):
+        layer = make(warmup_updates=2, ramp_updates=2, **SX)
+        with torch.no_grad():
+            layer.query.mul_(scale / layer.query.std())
+        layer.defer_updates = True
+        for _ in range(5):
+            layer.step()
+        layer(torch.arange(2, N)).sum(0).pow(2).sum().backward()
+        gradients.append(layer.query.grad / scale)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-6)

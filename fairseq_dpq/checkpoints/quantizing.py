@@ -71,10 +71,11 @@ def quantize_state(
 
     `settings(decoder)` are those of the form for one table, the decoder's or another.
     """
-    if checkpoint.record() is not None:
-        raise CheckpointError(
-            f"{checkpoint.path} has DPQ tables already; fairseq-dpq-compact makes it small"
-        )
+    record = checkpoint.record()
+    if record is not None:
+        small = record.stage == "compact"
+        hint = "it is compact" if small else "fairseq-dpq-compact makes it small"
+        raise CheckpointError(f"{checkpoint.path} has DPQ tables already; {hint}")
     state = {**checkpoint.state, "model": upgraded_names(checkpoint.weights)}
     checkpoint = replace(checkpoint, state=state)
     weights = dict(checkpoint.weights)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_dpq import initialization, native
+from fairseq_dpq.averages import RampAverage
 from fairseq_dpq.codebook import Codebook, Step
 from fairseq_dpq.codes import by_group, chunks, look_up, sum_by_code, value_rows
 from fairseq_dpq.distances import Dot
@@ -17,7 +18,9 @@ from fairseq_dpq.initialization import Trained
 from fairseq_dpq.kmeans import means
 from fairseq_dpq.methods.base import KeyedMethod, Need, Options, Say
 from fairseq_dpq.normalization import Stats
-from fairseq_dpq.statistics import Shapes
+from fairseq_dpq.statistics import Shapes, Tracker
+
+_DECAY = 0.99  # of the average that keys and values follow along the ramp
 
 
 class SX(KeyedMethod):
@@ -39,9 +42,25 @@ class SX(KeyedMethod):
 
     def defaults(self, c: Options, tied: bool, max_update: int) -> dict[str, Any]:
         own = super().defaults(c, tied, max_update)
+        warm = bool(own["warmup_updates"])
+        asked = c.batch_stats or c.normalize or c.distance not in (None, "euclidean")
+        if warm and not asked:
+            # k-means gave the codes, by the nearest centroid: the same rule keeps them.
+            return {**own, "tau": 0.05, "normalize": False, "distance": "euclidean"}
         # From a random start, a soft gradient finds better codes; after a warm-up there are good
         # ones already, and a harder one is nearer to the truth.
-        return {**own, "tau": 0.25 if own["warmup_updates"] else 1.0, "normalize": True}
+        return {**own, "tau": 0.25 if warm else 1.0, "normalize": True}
+
+    def _by_nearness(self, c: Options) -> bool:
+        """Whether the nearest key gives the code, as k-means does at the end of the warm-up."""
+        nearest = not c.normalize and self.distance(c).name == "euclidean"
+        return nearest and bool(c.warmup_updates)
+
+    def _own_trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
+        if not (self._by_nearness(c) and c.ramp_updates):
+            return []
+        groups, K, size = shapes["values"]
+        return [RampAverage(groups, K, size, _DECAY)]
 
     def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
         shapes = super().shapes(c, num_embeddings, embedding_dim)
@@ -59,7 +78,8 @@ class SX(KeyedMethod):
         keys, values = book.float(copy=_may_be_set(c))
         if torch.is_grad_enabled():
             q = self.by_group(rows, c)
-            how = self.distance(c), c.tau, self.shares_rows(c)
+            tau = c.tau * _spread(keys) if self._by_nearness(c) else c.tau
+            how = self.distance(c), tau, self.shares_rows(c)
             out = exchange_many(q, keys, values, codes, book.stats, *how)
         else:
             out = look_up(values, codes)
@@ -100,6 +120,13 @@ class SX(KeyedMethod):
         codes = initialization.grouped_codes(self._table_codes(book, c), groups, found.rows)
         best, mass = means(found.points, codes, K)
         book.values.copy_(torch.where((mass > 0).unsqueeze(-1), best, found.centroids))
+
+
+def _spread(keys: Tensor) -> Tensor:
+    """The mean squared distance of the keys of a group from their middle, (G, 1): a temperature in
+    this unit means the same whatever the scale of the table is."""
+    offset = keys.detach() - keys.detach().mean(1, keepdim=True)
+    return offset.pow(2).sum(-1).mean(1, keepdim=True).clamp_min(1e-12)
 
 
 def _may_be_set(c: Options) -> bool:
@@ -149,10 +176,11 @@ def exchange_many(
     codes: Tensor,
     stats: Stats | None,
     distance: Dot,
-    tau: float,
+    tau: float | Tensor,
     by_library: bool = False,
 ) -> Tensor:
-    """`exchange` of as many rows as a vocabulary has, by given statistics, in little memory.
+    """`exchange` of as many rows as a vocabulary has, by given statistics, in little memory. `tau`
+    may be one for each group, (G, 1).
 
     `by_library`: by the native library where it can, which rounds otherwise.
     """
@@ -162,7 +190,7 @@ def exchange_many(
     direction, offset = distance.directions(keys)
     if offset is None:
         offset = direction.new_zeros(direction.shape[:-1])
-    scale = torch.full_like(offset, 1 / tau)
+    scale = torch.ones_like(offset) / tau
     if stats is not None:
         scale = scale * stats.scale()
         offset = offset - stats.mean
@@ -225,7 +253,7 @@ class _Recomputed(torch.autograd.Function):
         codes: Tensor,
         stats: Stats | None,
         distance: Dot,
-        tau: float,
+        tau: float | Tensor,
     ) -> Tensor:
         # Running statistics may move on before the backward pass.
         ctx.save_for_backward(query, keys, values, codes, *(part.clone() for part in stats or ()))
@@ -247,7 +275,7 @@ class _Recomputed(torch.autograd.Function):
             with torch.enable_grad():
                 own = by_group(query[part].detach(), G).requires_grad_()
                 score = ctx.distance.scores(own, keys)
-            scale = 1 / ctx.tau
+            scale = 1 / (ctx.tau.unsqueeze(-1) if isinstance(ctx.tau, Tensor) else ctx.tau)
             resp = score.detach()
             if stats is not None:
                 scale = scale * stats.scale().unsqueeze(-1)

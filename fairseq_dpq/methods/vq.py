@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_dpq import initialization
+from fairseq_dpq.averages import CentroidAverage
 from fairseq_dpq.codebook import Codebook, Penalty, Step
 from fairseq_dpq.codes import look_up
 from fairseq_dpq.initialization import Clusters, Trained
 from fairseq_dpq.kmeans import means
 from fairseq_dpq.methods.base import KeyedMethod, Need, Options, Say, half_scale
-from fairseq_dpq.statistics import CentroidAverage, Shapes, Tracker
+from fairseq_dpq.statistics import Shapes, Tracker
 
 _TINY = 1e-12
 

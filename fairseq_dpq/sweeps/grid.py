@@ -7,11 +7,13 @@ from typing import Any, Sequence
 
 from fairseq_dpq.config import flag
 from fairseq_dpq.methods import METHODS
+from fairseq_dpq.methods.base import KeyedMethod
 from fairseq_dpq.sizes import MAX_K
 from fairseq_dpq.sweeps.errors import SweepError
 
 METHODS_WITH_CODES = [name for name, method in METHODS.items() if method.has_codes]
-DPQ_METHODS = ["sx", "vq"]  # the default; the others are baselines, some of which need files
+# The default; the others are baselines, some of which need files.
+DPQ_METHODS = [name for name, method in METHODS.items() if isinstance(method, KeyedMethod)]
 
 
 @dataclass(frozen=True)
