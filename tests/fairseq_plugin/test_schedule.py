@@ -65,7 +65,7 @@ def test_a_given_schedule_counts_with_a_new_optimiser(corpus, plain, tmp_path) -
     train(corpus, tuned, *TIED, "--finetune-from-model", str(plain), updates=6, dpq=given)
     assert schedule(tuned) == [6, 2, 5]
     none = SX + " --dpq-warmup-updates 0"
-    with pytest.raises(DPQConfigError, match="is still in its warm-up in .* leave out"):
+    with pytest.raises(DPQConfigError, match=r"is still in its warm-up in .* leave out"):
         train(corpus, tmp_path / "n", *TIED, "--finetune-from-model", str(plain), dpq=none)
 
 
