@@ -22,7 +22,9 @@ def read_dictionary(file: Path, path: str, rows: int) -> list[str]:
 
     try:
         dictionary = Dictionary.load(str(file))
-    except (OSError, ValueError, RuntimeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"--dict {file}: cannot read it: {error.strerror}") from error
+    except (ValueError, RuntimeError) as error:
         raise CheckpointError(f"--dict {file}: not a fairseq dictionary: {error}") from error
     symbols = list(dictionary.symbols)
     if len(symbols) == rows - 1:
