@@ -20,7 +20,7 @@ from fairseq_dpq.methods.base import KeyedMethod, Need, Options, Say
 from fairseq_dpq.normalization import Stats
 from fairseq_dpq.statistics import Shapes, Tracker
 
-_DECAY = 0.99  # of the average that keys and values follow along the ramp
+_DECAY = 0.9  # of the average that keys and values follow along the ramp
 
 
 class SX(KeyedMethod):
