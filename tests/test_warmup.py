@@ -287,6 +287,20 @@ def test_keys_and_values_of_sx_follow_the_queries_along_the_ramp() -> None:
     assert torch.equal(layer.values, values)
 
 
+def test_a_new_seed_on_the_ramp_stays() -> None:
+    layer = make(warmup_updates=1, ramp_updates=100, reseed_after=2, **SX)
+    layer.defer_updates = True
+    layer.step()
+    with torch.no_grad():
+        layer.keys[:, 0] = layer.values[:, 0] = 100.0  # far from all queries
+        layer.ema_sum[:, 0] = 100.0
+    for _ in range(5):
+        layer(torch.arange(2, N))
+        layer.step()
+    assert float(layer.keys.abs().max()) < 1
+    assert bool((layer.codes()[2:] == 0).any(0).all())
+
+
 def test_temperature_of_sx_has_the_unit_of_the_table() -> None:
     """A table of another scale has the same gradient, up to that scale."""
     gradients = []
