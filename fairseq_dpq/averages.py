@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fairseq_dpq.codebook import Codebook, Step
 from fairseq_dpq.codes import sum_by_code
-from fairseq_dpq.statistics import Buffers, Shapes, Tracker, WarmUp, count, plus, zeros
+from fairseq_dpq.statistics import Buffers, Shapes, Tracker, count, plus, zeros
 
 
 class CentroidAverage(Tracker):
-    """VQ centroids as the moving average of the queries that they stand for."""
+    """Keys as the moving average of the queries that they stand for; those of VQ are its values."""
 
     def __init__(self, groups: int, K: int, size: int, decay: float) -> None:
         self.shape, self.decay = (groups, K, size), decay
@@ -24,7 +24,7 @@ class CentroidAverage(Tracker):
 
     def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
         state["ema_count"].fill_(1)
-        state["ema_sum"].copy_(book.values)
+        state["ema_sum"].copy_(book.keys)
 
     def clear(self) -> None:
         self.used: Tensor | None = None  # (G, K) tokens of each code
@@ -46,33 +46,28 @@ class CentroidAverage(Tracker):
         state["ema_sum"].mul_(self.decay).add_(total, alpha=1 - self.decay)
         moved = state["ema_sum"] / state["ema_count"].clamp_min(1e-12).unsqueeze(-1)
         hit = (used > 0).unsqueeze(-1)
-        book.values.copy_(torch.where(hit, moved, book.values.float()))
+        book.keys.copy_(torch.where(hit, moved, book.keys.float()))
         return None
 
     def codes_were_set(self, state: Buffers, book: Codebook, codes: Tensor) -> None:
-        state["ema_sum"][codes] = book.values[codes].float()
+        state["ema_sum"][codes] = book.keys[codes].float()
         state["ema_count"][codes] = 1
 
 
-class RampAverage(CentroidAverage):
-    """SX on its ramp: keys and values follow the queries as VQ centroids do.
+class KeyAverage(CentroidAverage):
+    """SX after a warm-up: keys follow the queries as VQ centroids do, and so do values along the
+    ramp, after which they learn by their own gradient.
 
-    Rows are then mostly plain, so that queries learn fast. The gradient that the share of the
-    quantised row leaves to keys and values would not keep up, and codes would go stale.
+    On the ramp, rows are mostly plain, so that queries learn fast; the gradient that the share of
+    the quantised row leaves to the values would not keep up. Keys that an optimiser moves change
+    the codes of many words at once, at a constant rate all through the training.
     """
 
-    def collect(self, step: Step, tokens: Tensor, state: Buffers) -> None:
-        if WarmUp.quantized_share(state) < 1:
-            super().collect(step, tokens, state)
-
-    def sums(self, state: Buffers, book: Codebook) -> list[Tensor]:
-        return super().sums(state, book) if WarmUp.quantized_share(state) < 1 else []
-
     def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> Tensor | None:
-        if not sums:
-            return None
         super().apply(state, book, sums)
-        book.keys.copy_(book.values)
-        # From now on the optimiser moves them, which must not go back to copies of its own.
-        ended = WarmUp.quantized_share(state) == 1
+        now, _, last = state["schedule"].tolist()
+        if now <= last:
+            book.values.copy_(book.keys)
+        # From now on the optimiser moves the values, and must not go back to copies of its own.
+        ended = now == last
         return torch.ones_like(state["ema_count"], dtype=torch.bool) if ended else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_dpq import initialization, native
-from fairseq_dpq.averages import RampAverage
+from fairseq_dpq.averages import KeyAverage
 from fairseq_dpq.codebook import Codebook, Step
 from fairseq_dpq.codes import by_group, chunks, look_up, sum_by_code, value_rows
 from fairseq_dpq.distances import Dot
@@ -20,7 +20,7 @@ from fairseq_dpq.methods.base import KeyedMethod, Need, Options, Say
 from fairseq_dpq.normalization import Stats
 from fairseq_dpq.statistics import Shapes, Tracker
 
-_DECAY = 0.9  # of the average that keys and values follow along the ramp
+_DECAY = 0.9  # of the average that keys follow
 
 
 class SX(KeyedMethod):
@@ -56,11 +56,12 @@ class SX(KeyedMethod):
         nearest = not c.normalize and self.distance(c).name == "euclidean"
         return nearest and bool(c.warmup_updates)
 
+    def constants(self, c: Options) -> tuple[str, ...]:
+        return ("keys",) if self._by_nearness(c) else ()
+
     def _own_trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
-        if not (self._by_nearness(c) and c.ramp_updates):
-            return []
         groups, K, size = shapes["values"]
-        return [RampAverage(groups, K, size, _DECAY)]
+        return [KeyAverage(groups, K, size, _DECAY)] if self._by_nearness(c) else []
 
     def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
         shapes = super().shapes(c, num_embeddings, embedding_dim)
