@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fairseq_dpq import DPQEmbedding
+from fairseq_dpq.averages import CentroidAverage
 from fairseq_dpq.kmeans import assign, kmeans
-from fairseq_dpq.statistics import CentroidAverage
 from helpers.layers import METHODS, make
 
 
