@@ -294,7 +294,7 @@ def print_result(rows: list[table.Row], seconds: float, out: Path) -> None:
         "the whole model. CR: 32-bit table against codes and values, by the formula and measured;"
     )
     print("ratio: the model with the full table against this one.")
-    print("One run of each model: another seed gives up to 3 BLEU more or less (docs/quality.md).")
+    print("One run of each model: another seed gives up to 7 BLEU more or less (docs/quality.md).")
     print(f"{int(seconds)} s. The commands are in {out / 'commands.txt'}, their output in logs/.")
 
 
