@@ -28,7 +28,6 @@ TOOLS = ("checkpoints", "cli", "datasets", "demo", "report", "reproduce", "sweep
 TESTED_BY = {
     "any_model.report": "any_model/test_compress.py",
     "any_model.scaled": "any_model/test_compress.py",
-    "averages": "test_warmup.py",
     "checkpoints.quantizing": "cli/test_quantize.py",
     "checkpoints.upgrading": "cli/test_old_checkpoints.py",
     "cli.common": "cli/test_compact.py",
