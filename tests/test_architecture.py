@@ -68,6 +68,7 @@ TESTED_BY = {
     "precision": "test_embedding.py",
     "printable": "test_fuzz.py",
     "regularizer": "test_embedding.py",
+    "statistics": "test_warmup.py",
     "sweeps.guard": "sweeps/test_runner.py",
     "tasks.lanes": "test_truncated_bptt_task.py",
     "tasks.truncated_bptt_lm": "test_truncated_bptt_task.py",
