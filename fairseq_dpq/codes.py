@@ -14,7 +14,7 @@ worked out the slow way.
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -63,6 +63,11 @@ def sum_by_code(rows: Tensor, codes: Tensor, G: int, K: int) -> Tensor:
     return out.index_add_(0, value_rows(codes, G, K), rows.reshape(-1, size)).view(G, K, size)
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Rows one after the other; no copy of a single part."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 def chunks(query: Tensor, K: int) -> list[slice]:
     """Slices of the rows of a query (tokens, D, size) whose responses are held at once."""
     limit = _CPU_CHUNK if query.device.type == "cpu" else _GPU_CHUNK
@@ -98,7 +103,7 @@ def evaluation_codes(query: Tensor, keys: Tensor, distance: Dot, stats: Stats | 
     ]
     if not parts:
         return torch.empty(0, D, dtype=torch.int64, device=query.device)
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    return joined(parts)
 
 
 def _codes_of_chunk(

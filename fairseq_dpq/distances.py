@@ -57,11 +57,12 @@ class Dot:
         """What the slope of `rounding` is multiplied by."""
         return query.norm(dim=-1)
 
-    def features(self, query: Tensor) -> Tensor:
-        """What responses are linear in: (tokens, D, m)."""
+    def features(self, query: Tensor, relative: bool = False) -> Tensor:
+        """What responses are linear in: (tokens, D, m). `relative`: but for what is the same for
+        all keys, which a softmax over them does not see."""
         return self._compared(query)
 
-    def directions(self, keys: Tensor) -> tuple[Tensor, Tensor | None]:
+    def directions(self, keys: Tensor, relative: bool = False) -> tuple[Tensor, Tensor | None]:
         """(G, K, m) and (G, K) or None: response = <features, direction> + offset."""
         return self._compared(keys), None
 
@@ -125,12 +126,17 @@ class Euclidean(Dot):
         norm = query.norm(dim=-1)
         return norm * norm
 
-    def features(self, query: Tensor) -> Tensor:
+    def features(self, query: Tensor, relative: bool = False) -> Tensor:
+        if relative:
+            return query
         return torch.cat([query, query.pow(2).sum(-1, keepdim=True)], -1)
 
-    def directions(self, keys: Tensor) -> tuple[Tensor, Tensor | None]:
+    def directions(self, keys: Tensor, relative: bool = False) -> tuple[Tensor, Tensor | None]:
+        offset = -keys.pow(2).sum(-1)
+        if relative:
+            return 2 * keys, offset
         minus_one = keys.new_full((*keys.shape[:-1], 1), -1.0)
-        return torch.cat([2 * keys, minus_one], -1), -keys.pow(2).sum(-1)
+        return torch.cat([2 * keys, minus_one], -1), offset
 
     def _term(self, query: Tensor, key: Tensor) -> Tensor:
         difference = query - key

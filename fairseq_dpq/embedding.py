@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_dpq.codebook import Codebook
-from fairseq_dpq.codes import code_usage
+from fairseq_dpq.codes import code_usage, joined
 from fairseq_dpq.config import DPQConfig
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.packing import code_dtype
@@ -257,11 +257,11 @@ class DPQEmbedding(nn.Module):
                 codes.append(self._codes_of(part))
                 built = self.method.rebuild(part, codes[-1], book, self.config)
                 rows.append(self._ramped(part, built))
-        table = torch.cat(rows).to(self.query.dtype) if rows else self.query
+        table = joined(rows).to(self.query.dtype) if rows else self.query
         if self.padding_idx is not None:
             row = torch.tensor([self.padding_idx], device=table.device)
             table = table.index_fill(0, row, 0)
-        return Built(table, torch.cat(codes) if codes else None)
+        return Built(table, joined(codes) if codes else None)
 
     @property
     def has_codes(self) -> bool:

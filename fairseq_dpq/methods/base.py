@@ -44,7 +44,7 @@ def half_scale(drawn: Tensor) -> float:
 
 
 class Method:
-    """How a table's rows are learned."""
+    """How a table's rows are learned. What raises NotImplementedError here, a method provides."""
 
     name: str
     options: tuple[str, ...]  # the options that it takes

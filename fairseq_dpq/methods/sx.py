@@ -188,7 +188,8 @@ def exchange_many(
     if not by_library or not native.takes_gradients(query, keys, values):
         rows = _Recomputed.apply(query, keys, values, codes, stats, distance, tau)
         return _by_token(rows, codes)
-    direction, offset = distance.directions(keys)
+    relative = stats is None  # normalisation has a scale for each key
+    direction, offset = distance.directions(keys, relative)
     if offset is None:
         offset = direction.new_zeros(direction.shape[:-1])
     scale = torch.ones_like(offset) / tau
@@ -196,7 +197,8 @@ def exchange_many(
         scale = scale * stats.scale()
         offset = offset - stats.mean
     direction, offset = direction * scale.unsqueeze(-1), offset * scale
-    rows = _Native.apply(distance.features(query), direction, offset, values, codes)
+    features = distance.features(query, relative)
+    rows = _Native.apply(features, direction, offset, values, codes)
     return _by_token(rows, codes)
 
 
@@ -305,8 +307,9 @@ class _Native(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        features, direction, offset, values, codes = ctx.saved_tensors
+        *parts, codes = ctx.saved_tensors
         grad = _by_token(grad.contiguous(), codes)
-        found = native.softmax_gradients(features, direction, offset, values, codes, grad)
+        of_keys = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        found = native.softmax_gradients(*parts, codes, grad, of_keys)
         assert found is not None
         return (*found, None)

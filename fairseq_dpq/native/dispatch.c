@@ -181,7 +181,7 @@ int64_t dpq_softmax_gradients(const dpq_softmax *in, int32_t threads) {
     int64_t m = in->features_size, size = in->size, G = in->G, K = in->K;
     if (in->rows < 0 || in->D < 1 || m < 1 || size < 1 || K < 1 || K > 32768 ||
         (G != 1 && G != in->D) || m > 1 << 20 || size > 1 << 20 || in->D > 1 << 20 ||
-        in->stride < in->D * m) {
+        in->stride < in->D * m || !in->grad_direction != !in->grad_offset) {
         return DPQ_BAD_TABLE;
     }
     memset(in->grad_values, 0, (size_t)(G * K * size) * sizeof(float));

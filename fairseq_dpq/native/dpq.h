@@ -91,8 +91,8 @@ typedef struct {
     const int64_t *codes;   /* (rows, D) */
     const float *grad;      /* (rows, D, size) */
     float *grad_features;   /* (rows, D, features_size) */
-    float *grad_direction;  /* as direction; all of these are written, not added to */
-    float *grad_offset;
+    float *grad_direction;  /* as direction; all of these are written, not added to. NULL, and */
+    float *grad_offset;     /* NULL here too, where keys are constants */
     float *grad_values;
     int64_t rows;
     int64_t stride;

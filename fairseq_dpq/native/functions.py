@@ -78,10 +78,17 @@ def takes_gradients(*parts: Tensor) -> bool:
 
 @torch.no_grad()
 def softmax_gradients(
-    features: Tensor, direction: Tensor, offset: Tensor, values: Tensor, codes: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    features: Tensor,
+    direction: Tensor,
+    offset: Tensor,
+    values: Tensor,
+    codes: Tensor,
+    grad: Tensor,
+    of_keys: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor] | None:
     """Gradients of features (rows, D, m), direction (G, K, m), offset (G, K) and values
-    (G, K, size), where `grad` (rows, D, size) is that of the rows picked by `codes` (rows, D)."""
+    (G, K, size), where `grad` (rows, D, size) is that of the rows picked by `codes` (rows, D).
+    Without `of_keys`, which takes time, there are none of direction and offset."""
     parts = (features, direction, offset, values, grad)
     lib = _serves(*parts, codes)
     if lib is None or any(t.dtype is not torch.float32 for t in parts):
@@ -93,7 +100,8 @@ def softmax_gradients(
         raise ValueError("the shapes of a softmax's gradient do not fit each other")
     features, direction, offset, values, grad = (aligned(t) for t in parts)
     codes = aligned(codes)
-    out = tuple(torch.empty_like(t) for t in (features, direction, offset, values))
+    out = [torch.empty_like(t) for t in (features, values)]
+    to_keys = [torch.empty_like(t) for t in (direction, offset)] if of_keys else [None, None]
     job = library.SoftmaxStruct(
         features=features.data_ptr(),
         direction=direction.data_ptr(),
@@ -102,9 +110,9 @@ def softmax_gradients(
         codes=codes.data_ptr(),
         grad=grad.data_ptr(),
         grad_features=out[0].data_ptr(),
-        grad_direction=out[1].data_ptr(),
-        grad_offset=out[2].data_ptr(),
-        grad_values=out[3].data_ptr(),
+        grad_direction=None if to_keys[0] is None else to_keys[0].data_ptr(),
+        grad_offset=None if to_keys[1] is None else to_keys[1].data_ptr(),
+        grad_values=out[1].data_ptr(),
         rows=rows,
         stride=D * m,
         D=D,
@@ -114,7 +122,7 @@ def softmax_gradients(
         size=size,
     )
     _check(lib.dpq_softmax_gradients(ctypes.addressof(job), torch.get_num_threads()))
-    return out  # type: ignore[return-value]
+    return out[0], *to_keys, out[1]  # type: ignore[return-value]
 
 
 def gpu_codes(

@@ -11,9 +11,10 @@
 /* Left to itself, a compiler may run its vectors over the few dimensions of a group instead. */
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
 
-/* e^x of x <= 0, within two units of the last place; 0 below -87. */
+/* e^x of x <= 0, within two units of the last place; 0 below -50, which is nothing beside the 1 of the
+ * largest. Smaller ones would give products of less than 1e-38, which are slow. */
 static inline __attribute__((always_inline)) float exp_of(float x) {
-    const float low = -87.0f, round = 12582912.0f; /* 1.5 * 2^23 */
+    const float low = -50.0f, round = 12582912.0f; /* 1.5 * 2^23 */
     float in = x > low ? x : low;
     float shifted = in * 1.44269504f + round;
     float n = shifted - round;
@@ -41,12 +42,12 @@ static float sum_of(lanes all) {
 }
 
 /* LANES rows of one group. x (m) and grad (size) are theirs; sums (K, m + 1) collects the gradients
- * of directions and offset; p and w have K. A row of zeros adds 0. */
+ * of directions and offset where `summed`; p and w have K. A row of zeros adds 0. */
 static inline __attribute__((always_inline)) void
 rows_of(const float *restrict direction, const float *restrict offset, const float *restrict values,
         const lanes *restrict x, const lanes *restrict grad, lanes *restrict grad_x,
         lanes *restrict sums, lanes *restrict p, lanes *restrict w, int64_t K, int64_t m,
-        int64_t size) {
+        int64_t size, int summed) {
     const lanes zero = {0};
     lanes sum = zero, dot = zero, top = zero - FLT_MAX;
     for (int64_t k = 0; k < K; k++) {
@@ -67,11 +68,10 @@ rows_of(const float *restrict direction, const float *restrict offset, const flo
     for (int64_t i = 0; i < m; i++) grad_x[i] = zero;
     for (int64_t k = 0; k < K; k++) {
         lanes d = p[k] * sum * (w[k] - dot);
+        for (int64_t i = 0; i < m; i++) grad_x[i] += d * direction[k * m + i];
+        if (!summed) continue;
         lanes *own = sums + k * (m + 1);
-        for (int64_t i = 0; i < m; i++) {
-            own[i] += d * x[i];
-            grad_x[i] += d * direction[k * m + i];
-        }
+        for (int64_t i = 0; i < m; i++) own[i] += d * x[i];
         own[m] += d;
     }
 }
@@ -79,6 +79,7 @@ rows_of(const float *restrict direction, const float *restrict offset, const flo
 /* All rows of one group. `memory` begins with the sums, which the caller has set. */
 static int64_t one_group(const dpq_softmax *in, int64_t j, lanes *memory) {
     int64_t K = in->K, m = in->features_size, size = in->size, g = in->G == 1 ? 0 : j;
+    int summed = in->grad_direction != NULL;
     const float *direction = in->direction + g * K * m, *offset = in->offset + g * K;
     const float *values = in->values + g * K * size;
     lanes *sums = memory, *p = sums + K * (m + 1), *w = p + K;
@@ -98,7 +99,9 @@ static int64_t one_group(const dpq_softmax *in, int64_t j, lanes *memory) {
                 value[i] += got[i];
             }
         }
-#define ROWS(m, size) rows_of(direction, offset, values, x, grad, grad_x, sums, p, w, K, m, size)
+#define ROWS(m, size)                                                                         \
+    (summed ? rows_of(direction, offset, values, x, grad, grad_x, sums, p, w, K, m, size, 1)  \
+            : rows_of(direction, offset, values, x, grad, grad_x, sums, p, w, K, m, size, 0))
         if (m == 4 && size == 4) ROWS(4, 4);
         else if (m == 2 && size == 2) ROWS(2, 2);
         else if (m == 8 && size == 8) ROWS(8, 8);
@@ -124,7 +127,7 @@ int64_t DPQ_NAME(dpq_softmax_groups)(const void *all, int64_t start, int64_t end
         for (int64_t j = shared ? 0 : g; j < (shared ? in->D : g + 1) && !result; j++) {
             result = one_group(in, j, memory);
         }
-        for (int64_t k = 0; k < K; k++) {
+        for (int64_t k = 0; in->grad_direction && k < K; k++) {
             const lanes *sums = memory + k * (m + 1);
             for (int64_t i = 0; i < m; i++) {
                 in->grad_direction[(g * K + k) * m + i] = sum_of(sums[i]);

@@ -138,12 +138,15 @@ static void fuzz_gradients(void) {
     for (int64_t i = 0; i < rows * D; i++) codes[i] = below(K);
     int damaged = rows && below(8) == 0;
     if (damaged) codes[below(rows * D)] = below(2) ? K + below(3) : -1 - below(3);
-    dpq_softmax job = {features, direction, offset, values, codes, grad, out, to, to_offset,
-                       to_values, rows, stride, D, m, G, K, size};
+    int of_keys = below(2) == 0;
+    dpq_softmax job = {features, direction, offset, values, codes, grad, out, of_keys ? to : NULL,
+                       of_keys ? to_offset : NULL, to_values, rows, stride, D, m, G, K, size};
     int64_t code = dpq_softmax_gradients(&job, 1 + (int32_t)below(3));
     expect(damaged ? code > 0 && code <= rows : code == 0, "gradients");
     job.stride = D * m - 1;
     expect(dpq_softmax_gradients(&job, 1) == DPQ_BAD_TABLE, "rows that overlap");
+    job.stride = stride, job.grad_direction = to, job.grad_offset = NULL;
+    expect(dpq_softmax_gradients(&job, 1) == DPQ_BAD_TABLE, "half of the keys' gradient");
     free(features), free(direction), free(offset), free(values), free(grad), free(out), free(to);
     free(to_offset), free(to_values), free(codes);
 }

@@ -67,6 +67,9 @@ def test_softmax_gradients_are_those_of_pytorch(seed: int) -> None:
         assert found is not None
         for one, other in zip(found, _gradients_by_definition(*inputs)):
             torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-3)
+        without = native.softmax_gradients(*inputs, of_keys=False)
+        assert without is not None and without[1] is None and without[2] is None
+        assert torch.equal(without[0], found[0]) and torch.equal(without[3], found[3])
 
 
 def _gradients_by_definition(features, direction, offset, values, codes, grad) -> list:
