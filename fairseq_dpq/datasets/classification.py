@@ -141,9 +141,11 @@ class _Writer:
 
 
 def _write_text(plan: Plan, folder: Path, workers: int) -> dict[str, _Writer]:
-    """Write the text of all splits, whose files all have the columns of the training file."""
-    count = plan.columns.count or count_columns(plan.files["train"], plan.columns)
-    columns = replace(plan.columns, count=count)
+    """Write the text of all splits. Unless a header names them, all files have the columns of the
+    training file."""
+    columns = plan.columns
+    if columns.count is None and not columns.by_name:
+        columns = replace(columns, count=count_columns(plan.files["train"], columns))
     with ExitStack() as stack:
         writers = {split: _Writer(folder, split, stack) for split in plan.splits}
         for split, path in plan.files.items():

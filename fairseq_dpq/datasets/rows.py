@@ -41,6 +41,11 @@ class Columns:
     tab: bool = False  # columns are separated by tabs, and a quote is a plain character
     escaped_newlines: bool = False  # a line break is written as backslash and n
 
+    @property
+    def by_name(self) -> bool:
+        """Whether a header alone says where they are, so that other columns may differ."""
+        return self.header and not any(name.isdecimal() for name in (self.label, *self.texts))
+
 
 def _lines(path: Path) -> Iterator[str]:
     with open(path, "rb") as stream:  # binary files break lines at LF alone

@@ -200,7 +200,8 @@ def test_csv_files_give_the_same_bytes_with_any_number_of_workers(
     rows = make_rows(6000, 5, ("b c", "a", "z"))  # more than one chunk
     lines = ["text\tkind", *(f"{text}\t{label}" for label, text in rows)]
     (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
-    (tmp_path / "test.tsv").write_text("text\tkind\nnew words z1\ta\n!\tz\n")
+    # Its columns are found by name: another order, and one more.
+    (tmp_path / "test.tsv").write_text("id\tkind\ttext\n1\ta\tnew words z1\n2\tz\t!\n")
     flags = ["--train", tmp_path / "train.tsv", "--test", tmp_path / "test.tsv", "--tab"]
     flags += ["--header", "--label-column", "kind", "--text-columns", "text", "--seed", 7]
     found = []
@@ -231,6 +232,18 @@ def test_csv_files_give_the_same_bytes_with_any_number_of_workers(
         ("a,x\nb,y\n", "c,x\n", [], "unknown label 'c'; the classes are a, b"),
         ("a,x\na,y\n", "a,x\n", [], "all labels are equal"),
         ("a,x\nb,y\n", "a,x,y\n", [], "3 columns, expected 2"),
+        (
+            "k,t\na,x\nb,y\n",
+            "k,t,u\na,x,y\n",
+            ["--header", "--text-columns", "t"],  # the label by its number
+            "3 columns, expected 2",
+        ),
+        (
+            "k,t\na,x\nb,y\n",
+            "kind,t\na,x\n",
+            ["--header", "--label-column", "k", "--text-columns", "t"],
+            "no single column 'k'; it has kind, t",
+        ),
         ("a,x\nb,y\n", "", [], "test.csv: is empty"),
         ("a,.\nb,.\n" * 40, "a,x\n", ["--held-out", "0.5"], "rows for"),
         (
