@@ -76,8 +76,8 @@ class DPQConfig:
     )
     reg_weight: float | None = _option(
         None,
-        "weight of the vq regulariser, which moves the centroids, with --dpq-ema-decay 0 (default: "
-        "1.0)",
+        "weight of the vq regulariser, which then moves the centroids instead of an average "
+        "(default: 1.0 with --dpq-ema-decay 0)",
     )
     commitment: float | None = _option(
         None,
@@ -86,7 +86,7 @@ class DPQConfig:
     ema_decay: float | None = _option(
         None,
         "move vq centroids by an exponential moving average with this decay, 0: by the "
-        "regulariser's gradient (default: 0.99)",
+        "regulariser's gradient (default: 0.99, or 0 with --dpq-reg-weight)",
     )
     warmup_updates: int | None = _option(
         None,

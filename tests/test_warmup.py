@@ -126,6 +126,9 @@ def test_what_is_left_open_takes_the_methods_value() -> None:
     vq = DPQConfig(K=8, D=4, method="vq").resolved(tied=True, max_update=800)
     assert (vq.commitment, vq.ema_decay, vq.normalize, vq.tau) == (0.5, 0.99, False, None)
     assert (vq.warmup_updates, vq.ramp_updates) == (200, 400)
+    weighted = DPQConfig(method="vq", reg_weight=2.0).resolved(max_update=800)
+    assert (weighted.ema_decay, weighted.reg_weight) == (0, 2.0)
+    assert DPQConfig(method="vq", reg_weight=2.0, ema_decay=0.9).resolved().ema_decay == 0.9
     paper = DPQConfig(method="vq", batch_stats=True, ema_decay=0).resolved(max_update=800)
     assert (paper.normalize, paper.ema_decay) == (True, 0)
     sx = DPQConfig(K=8, D=4).resolved(max_update=800)

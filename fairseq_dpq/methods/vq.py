@@ -64,7 +64,8 @@ class VQ(KeyedMethod):
         own = {
             "reg_weight": 1.0,
             "commitment": 0.5,
-            "ema_decay": 0.99,
+            # A weight of the regulariser is asked for by those who want it to move the centroids.
+            "ema_decay": 0.99 if c.reg_weight is None else 0.0,
             "normalize": c.batch_stats,
         }
         return {**super().defaults(c, tied, max_update), **own}
