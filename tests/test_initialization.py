@@ -17,7 +17,7 @@ def test_reset_parameters_like_another_table() -> None:
     """Values follow the table's initialiser; queries and keys start small whatever it is."""
     full = nn.Embedding(500, 24, 1)
     nn.init.uniform_(full.weight, -0.1, 0.1)
-    layer = make(500)
+    layer = make(500, batch_stats=False)
     layer.reset_parameters(full.weight)
     assert layer.values.abs().max() <= 0.1
     assert abs(layer.values.std().item() - 0.2 / 12**0.5) < 0.01
@@ -26,9 +26,23 @@ def test_reset_parameters_like_another_table() -> None:
     assert not layer.query[1].any()
     layer.reset_parameters(full.weight, tied=True)  # without a warm-up the softmax must be flat
     assert abs(layer.query.std().item() - 0.02) < 0.002
-    layer = make(500, warmup_updates=2)
+    layer = make(500, batch_stats=False, warmup_updates=2)
     layer.reset_parameters(full.weight, tied=True)
     assert abs(layer.query.std().item() - 0.1 / 12**0.5) < 0.002
+
+
+@pytest.mark.parametrize("method", ["sx", "vq"])
+def test_training_as_in_the_paper_starts_like_the_table(method: str) -> None:
+    full = nn.Embedding(500, 24, 1)
+    nn.init.uniform_(full.weight, -0.1, 0.1)
+    layer = make(500, method=method, batch_stats=True)
+    layer.reset_parameters(full.weight)
+    assert torch.equal(layer.query[2:], full.weight[2:])
+    for parameter in layer.parameters():
+        assert set(parameter.flatten().tolist()) <= {0.0, *full.weight.flatten().tolist()}
+    # nn.Embedding's own N(0, 1) is too large.
+    alone = DPQEmbedding(500, 24, 1, K=8, D=4, method=method, batch_stats=True)
+    assert 0.01 < alone.query.std() < 0.1
 
 
 @pytest.mark.parametrize(

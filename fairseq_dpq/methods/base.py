@@ -233,9 +233,18 @@ class KeyedMethod(ProductMethod):
         layer is slow to learn from rows near 0.
         """
         scale = half_scale(parameters["query"]) if tied and c.warmup_updates else START
-        for name in ("query", "keys"):
-            if name in parameters:
-                parameters[name].normal_(0, scale)
+        own = [parameters[name] for name in ("query", "keys") if name in parameters]
+        self._draw(own, scale, c)
+
+    def _draw(self, parameters: list[Tensor], scale: float, c: Options) -> None:
+        """Draw from N(0, scale). With `batch_stats` a table trains as in the paper, where all of it
+        starts like the rest of the model: what the table's initialiser drew stays, unless it is
+        N(0, 1), nn.Embedding's own, from which codes hardly learn."""
+        for parameter in parameters:
+            if not c.batch_stats:
+                parameter.normal_(0, scale)
+            elif not parameter.is_meta and parameter.float().std(unbiased=False) > 0.5:
+                parameter.mul_(scale)
 
     def trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
         groups, K, _ = shapes["values"]

@@ -79,8 +79,7 @@ class VQ(KeyedMethod):
         or two centroids would take all.
         """
         scale = half_scale(parameters["query"])
-        for name in ("query", "values"):
-            parameters[name].normal_(0, scale)
+        self._draw([parameters["query"], parameters["values"]], scale, c)
 
     def constants(self, c: Options) -> tuple[str, ...]:
         return ("values",) if c.ema_decay else ()
