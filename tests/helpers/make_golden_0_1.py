@@ -1,5 +1,6 @@
 """The runs behind tests/golden/0.1.0: training and compact checkpoints of each method, written with
-version 0.1.0, what they look up, and the weights of a run that was not interrupted.
+version 0.1.0, what they look up, and the weights of a run that was not interrupted; and the tables
+of runs of sx and vq without a tied output.
 
 The script that wrote them is in the commit that added them (`git log -- tests/golden/0.1.0`). Newer
 versions only read these files.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Sequence
 
 from helpers import fsq
 
@@ -20,6 +22,7 @@ MODEL = shlex.split(
     "--decoder-ffn-embed-dim 8 --decoder-attention-heads 1 --share-decoder-input-output-embed "
     "--cpu --optimizer adam --lr 1e-2 --num-workers 0 --disable-validation --no-epoch-checkpoints"
 )
+UNTIED = [flag for flag in MODEL if flag != "--share-decoder-input-output-embed"]
 METHODS = {
     "sx": "--dpq-K 6 --dpq-D 4",
     "sx-shared": "--dpq-K 6 --dpq-D 4 --dpq-share-subspaces --dpq-key-dim 3 --dpq-tau 0.5",
@@ -30,8 +33,8 @@ METHODS = {
 WHOLE = 8  # updates; the checkpoints are from the fourth
 
 
-def train(data: Path, folder: Path, flags: str, updates: int) -> Path:
+def train(data: Path, folder: Path, flags: str, updates: int, model: Sequence[str] = MODEL) -> Path:
     """One run, from the beginning or from the checkpoint in the folder."""
-    argv = [str(data), "--user-dir", fsq.USER_DIR, "--save-dir", str(folder), *MODEL]
+    argv = [str(data), "--user-dir", fsq.USER_DIR, "--save-dir", str(folder), *model]
     fsq.main("train", [*argv, *shlex.split(flags), "--max-update", str(updates)])
     return folder / "checkpoint_last.pt"
