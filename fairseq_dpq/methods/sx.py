@@ -307,9 +307,9 @@ class _Native(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *parts, codes = ctx.saved_tensors
+        features, direction, offset, values, codes = ctx.saved_tensors
         grad = _by_token(grad.contiguous(), codes)
-        of_keys = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        found = native.softmax_gradients(*parts, codes, grad, of_keys)
+        of_keys = any(ctx.needs_input_grad[1:3])
+        found = native.softmax_gradients(features, direction, offset, values, codes, grad, of_keys)
         assert found is not None
         return (*found, None)
