@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairseq_dpq.codebook import Codebook
 from fairseq_dpq.codes import code_usage, joined
 from fairseq_dpq.config import DPQConfig
-from fairseq_dpq.forms.base import Form
+from fairseq_dpq.forms.base import Form, Wanted
 from fairseq_dpq.forms.packing import code_dtype
 from fairseq_dpq.initialization import Trained, checked_padding, draw_like, real_rows
 from fairseq_dpq.kept_table import Built, KeptTable
@@ -301,8 +301,8 @@ class DPQEmbedding(nn.Module):
     ) -> Form:
         """The inference form: codes and values, in `dtype` (default: as they are)."""
         codes = self.codes(progress) if self.has_codes else None
-        size = self.embedding_dim, self.padding_idx
-        return self.method.compact(self.codebook(), self.config, codes, *size, dtype, packed)
+        wanted = Wanted(self.embedding_dim, self.padding_idx, dtype, packed)
+        return self.method.compact(self.codebook(), self.config, codes, wanted)
 
     def freeze(self) -> None:
         """Work the codes out once for all evaluation until `train()` is called again."""

@@ -32,6 +32,15 @@ class Layout(NamedTuple):
     optional: bool = False
 
 
+class Wanted(NamedTuple):
+    """What is asked of the inference form of a trained table."""
+
+    embedding_dim: int
+    padding_idx: int | None
+    dtype: torch.dtype | None  # of its numbers; None: as they are
+    packed: bool
+
+
 class Form(nn.Module):
     """A table for inference. A subclass has a `kind`, a constructor that takes the three arguments
     of `nn.Embedding` and its `settings()` as keywords, and the methods below."""

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from fairseq_dpq.codebook import Codebook
 from fairseq_dpq.forms.additive_codes import AdditiveEmbedding, add_vectors, transform
 from fairseq_dpq.forms.additive_learning import fit_vectors
+from fairseq_dpq.forms.base import Wanted
 from fairseq_dpq.forms.low_rank import factorize
 from fairseq_dpq.methods.base import Method, Need, Options, Say
 from fairseq_dpq.normalization import Stats, batch_normalize
@@ -138,19 +139,12 @@ class AdditiveMethod(Method):
         return num_embeddings * c.D * (c.K - 1).bit_length() + 32 * numbers
 
     def compact(
-        self,
-        book: Codebook,
-        c: Options,
-        codes: Tensor | None,
-        embedding_dim: int,
-        padding_idx: int | None,
-        dtype: torch.dtype | None,
-        packed: bool,
+        self, book: Codebook, c: Options, codes: Tensor | None, wanted: Wanted
     ) -> AdditiveEmbedding:
         assert codes is not None
-        kind = dtype or book.values.dtype
+        kind = wanted.dtype or book.values.dtype
         values, matrix, bias = (part.to(kind) for part in self.folded(book, c))
-        return AdditiveEmbedding.from_codes(codes, values, matrix, bias, padding_idx)
+        return AdditiveEmbedding.from_codes(codes, values, matrix, bias, wanted.padding_idx)
 
     def describe(self, c: Options) -> str:
         width = f" width {c.code_width}" if c.code_width else ""

@@ -14,6 +14,7 @@ from fairseq_dpq import initialization
 from fairseq_dpq.codebook import Codebook, Penalty, Step
 from fairseq_dpq.codes import best_codes, evaluation_codes
 from fairseq_dpq.distances import DISTANCES, Dot
+from fairseq_dpq.forms.base import Wanted
 from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.initialization import Trained
 from fairseq_dpq.normalization import Stats, batch_normalize, batch_statistics, normalize
@@ -128,17 +129,8 @@ class Method:
         """Bits of the inference form by the paper's formula."""
         raise NotImplementedError
 
-    def compact(
-        self,
-        book: Codebook,
-        c: Options,
-        codes: Tensor | None,
-        embedding_dim: int,
-        padding_idx: int | None,
-        dtype: torch.dtype | None,
-        packed: bool,
-    ) -> Any:
-        """The inference form."""
+    def compact(self, book: Codebook, c: Options, codes: Tensor | None, wanted: Wanted) -> Any:
+        """The inference form; `codes` (n, D) where it has any."""
         raise NotImplementedError
 
     def describe(self, c: Options) -> str:
@@ -159,18 +151,12 @@ class ProductMethod(Method):
         return codes + 32 * rows * (embedding_dim // c.D)
 
     def compact(
-        self,
-        book: Codebook,
-        c: Options,
-        codes: Tensor | None,
-        embedding_dim: int,
-        padding_idx: int | None,
-        dtype: torch.dtype | None,
-        packed: bool,
+        self, book: Codebook, c: Options, codes: Tensor | None, wanted: Wanted
     ) -> CompactEmbedding:
         assert codes is not None
-        values = book.values.detach().to(dtype or book.values.dtype, copy=True)
-        return CompactEmbedding.from_codes(codes, values, embedding_dim, padding_idx, packed=packed)
+        values = book.values.detach().to(wanted.dtype or book.values.dtype, copy=True)
+        size = wanted.embedding_dim, wanted.padding_idx
+        return CompactEmbedding.from_codes(codes, values, *size, packed=wanted.packed)
 
     def describe(self, c: Options) -> str:
         shared = " shared" if c.share_subspaces else ""

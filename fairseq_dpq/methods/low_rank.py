@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fairseq_dpq.codebook import Codebook, Step
+from fairseq_dpq.forms.base import Wanted
 from fairseq_dpq.forms.low_rank import LowRankEmbedding, factorize
 from fairseq_dpq.initialization import Trained
 from fairseq_dpq.methods.base import Method, Need, Options, Say
@@ -43,18 +43,11 @@ class LowRank(Method):
         return 32 * c.rank * (num_embeddings + embedding_dim)
 
     def compact(
-        self,
-        book: Codebook,
-        c: Options,
-        codes: Tensor | None,
-        embedding_dim: int,
-        padding_idx: int | None,
-        dtype: torch.dtype | None,
-        packed: bool,
+        self, book: Codebook, c: Options, codes: Tensor | None, wanted: Wanted
     ) -> LowRankEmbedding:
         left, right = book.query.detach(), book.values.detach()
-        kind = dtype or left.dtype
-        return LowRankEmbedding.from_factors(left.to(kind), right.to(kind), padding_idx)
+        kind = wanted.dtype or left.dtype
+        return LowRankEmbedding.from_factors(left.to(kind), right.to(kind), wanted.padding_idx)
 
     def describe(self, c: Options) -> str:
         return f"low_rank r={c.rank}"
