@@ -103,8 +103,8 @@ def draw(found: list[dict], stem: Path) -> list[Path]:
             for row in mine:
                 # sx and vq share their sizes: the label of one is enough
                 if family != FAMILIES[1][0]:
-                    below = row["bleu"] < full["bleu"] - 3 or row["bleu"] > full["bleu"]
-                    offset = (6, -3) if below else (0, 6)
+                    on_the_line = full["bleu"] - 3 <= row["bleu"] <= full["bleu"]
+                    offset = (6, -10) if on_the_line else (6, -3)
                     place = {"textcoords": "offset points", "fontsize": 7, "color": ink}
                     axes.annotate(row["label"], (row["bytes"], row["bleu"]), offset, **place)
         axes.set_xscale("log")
