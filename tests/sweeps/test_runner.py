@@ -137,6 +137,8 @@ def test_stopped_sweep_leaves_nothing_and_goes_on(tmp_path: Path, number: int, c
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # A shell starts background jobs, such as these tests may be, with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     done = [out / "runs" / name / "result.json" for name in ("full", "sx-K2-D4")]
     hanging = out / "runs/sx-K8-D4/checkpoints/pids"
