@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
 
 class Form(nn.Module):
     """A table for inference. A subclass has a `kind`, a constructor that takes the three arguments
-    of `nn.Embedding` and its `settings()` as keywords, and the methods below."""
+    of `nn.Embedding` and its `settings()` as keywords, and what raises NotImplementedError here."""
 
     __jit_unused_properties__ = ("weight", "nbytes", "saved_nbytes")
 
