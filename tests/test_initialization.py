@@ -46,7 +46,8 @@ def test_training_as_in_the_paper_starts_like_the_table(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "own, start", [(0.1, 0.05), (0.03, 0.015), (1.0, 0.06), (0.001, 0.01), (None, 0.06)]
+    "own, start",
+    [(0.1, 0.05), (0.03, 0.015), (1.0, 0.06), (0.008, 0.004), (0.001, 0.002), (None, 0.06)],
 )
 def test_vq_starts_at_half_the_scale_of_the_table(own: float | None, start: float) -> None:
     layer = DPQEmbedding(500, 24, 1, K=64, D=6, method="vq")
@@ -56,6 +57,17 @@ def test_vq_starts_at_half_the_scale_of_the_table(own: float | None, start: floa
         assert abs(parameter.std().item() / start - 1) < 0.1
     assert not layer.query[1].any()
     assert DPQEmbedding(8, 4, K=2, D=2, method="vq", device="meta").query.is_meta
+
+
+@pytest.mark.parametrize("own, start", [(0.1, 0.02), (0.03, 0.015), (0.008, 0.004), (0.0, 0.002)])
+def test_sx_does_not_start_larger_than_the_table(own: float, start: float) -> None:
+    layer = make(500, batch_stats=False, warmup_updates=2)
+    layer.reset_parameters(torch.randn(500, 24) * own)
+    for parameter in (layer.query, layer.keys):
+        assert abs(parameter.std().item() / start - 1) < 0.1
+    layer = make(500, batch_stats=False)  # without a warm-up the start is as it was
+    layer.reset_parameters(torch.randn(500, 24) * own)
+    assert abs(layer.query.std().item() / 0.02 - 1) < 0.1
 
 
 def product_quantization_error(table: torch.Tensor, K: int, D: int, shared: bool) -> float:

@@ -30,7 +30,7 @@ from fairseq_dpq.statistics import (
 _FIRST_ROWS = 1 << 13  # enough of a random start to know its statistics
 _SHORTEST = 8  # updates of a training that has room for a warm-up
 START = 0.02  # deviation of queries and keys at the start
-_LARGEST = 0.06  # the same where it follows the table's own scale
+_SMALLEST, _LARGEST = 0.002, 0.06  # bounds of the same where it follows the table's own scale
 
 Options = Any  # a DPQConfig; config.py imports the methods, so they cannot import it
 Need = Callable[[bool, str, str], None]  # (holds, option, what would be right)
@@ -41,7 +41,7 @@ def half_scale(drawn: Tensor) -> float:
     """Half the deviation of numbers that the table's own initialiser drew, within bounds."""
     if drawn.is_meta:
         return START
-    return min(max(float(drawn.float().std(unbiased=False)) / 2, START / 2), _LARGEST)
+    return min(max(float(drawn.float().std(unbiased=False)) / 2, _SMALLEST), _LARGEST)
 
 
 class Method:
@@ -208,19 +208,23 @@ class KeyedMethod(ProductMethod):
         return {"warmup_updates": warmup, "ramp_updates": max_update // 2 if warmup else 0}
 
     def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
-        """Small queries and keys, whatever the table's own scale.
+        """Small queries and keys.
 
         What a large random start adds to a row is noise to the codes: they would have to spell it
         out. And with keys of size m and numbers of deviation s the variance of a response is
         m s^4: far below the 1e-3 that normalisation adds, the softmax of SX starts flat, each code
         gets a gradient, and one step of Adam can still change a code.
 
-        A tied table with a warm-up starts larger: codes come from k-means later, and an output
-        layer is slow to learn from rows near 0.
+        With a warm-up, codes come from k-means later. Then a table that would start smaller by
+        itself does so here too, and a tied one starts larger: an output layer is slow to learn from
+        rows near 0.
         """
-        scale = half_scale(parameters["query"]) if tied and c.warmup_updates else START
-        own = [parameters[name] for name in ("query", "keys") if name in parameters]
-        self._draw(own, scale, c)
+        scale = START
+        if c.warmup_updates:
+            own = half_scale(parameters["query"])
+            scale = own if tied else min(START, own)
+        drawn = [parameters[name] for name in ("query", "keys") if name in parameters]
+        self._draw(drawn, scale, c)
 
     def _draw(self, parameters: list[Tensor], scale: float, c: Options) -> None:
         """Draw from N(0, scale). With `batch_stats` a table trains as in the paper, where all of it
