@@ -11,7 +11,11 @@
 #   flags            of fairseq-train; @method and @batch stand for the flags of these two
 #   methods          a line for each METHOD: its name, its flags. Flags after `...` come behind all
 #                    others. METHOD full has no flags.
-#   metric score     how score.sh evaluates (bleu, perplexity or validate), and the flags for that
+#   metric score     how score.sh evaluates (bleu, perplexity, validate or squad), and its flags
+#   subset           the split that score.sh takes unless told otherwise (default: test)
+#   scored           validate: file in the data folder that a split has, @subset stands for the split
+#   pretrained       the checkpoint that training starts from, and
+#   pretraining      the recipe that makes it
 #   source target    bleu: the languages
 #   reference        bleu: reference file in the data folder, @subset stands for the split;
 #   tokenized        bleu: the tokenised reference, if a second score is wanted
@@ -32,6 +36,14 @@ recipe_names() {
     for file in "$recipes"/*.conf; do basename "$file" .conf; done
 }
 
+need_checkpoint() { # VARIABLE FILE HOW: a file that torch.save may have written
+    [ -f "$2" ] || fail "no file $1 '$2'; run: $3"
+    case $(head -c 1 "$2" | od -An -tu1 | tr -d ' ') in
+    80 | 128) ;; # a zip file, or a pickle of old
+    *) fail "$1 '$2' is not a PyTorch checkpoint" ;;
+    esac
+}
+
 read_recipe() { # NAME METHOD
     recipe=$1 method=$2
     case $recipe in
@@ -41,7 +53,8 @@ read_recipe() { # NAME METHOD
     # shellcheck disable=SC2046 # names are words
     [ -f "$known" ] || fail "RECIPE '$recipe' is unknown; choose $(one_of $(recipe_names))"
     data='' needs='' unit='' batch='' micro='' length='' floor=0 flags='' methods=''
-    metric='' score='' source='' target='' reference='' tokenized=''
+    metric='' score='' subset=test scored='' pretrained='' pretraining=''
+    source='' target='' reference='' tokenized=''
     # shellcheck disable=SC1090 # whichever it is
     . "$known"
 }

@@ -29,8 +29,7 @@ checkpoint=$2
 shift 2
 
 first=${checkpoint%%:*}
-subset=test out=${OUT:-${first%.pt}} previous=''
-case $metric in validate | squad) subset=valid ;; esac
+out=${OUT:-${first%.pt}} previous=''
 for word in "$@"; do
     case $word in
     --gen-subset=* | --valid-subset=* | --subset=*) subset=${word#*=} ;;
@@ -59,7 +58,7 @@ perplexity)
     set -- "$folder" --user-dir "$user_dir" --path "$checkpoint" --gen-subset "$subset" "$@"
     ;;
 validate)
-    program=validate needs_file=$folder/$needs
+    program=validate needs_file=$(on_subset "$scored")
     set -- "$folder" --user-dir "$user_dir" --path "$checkpoint" --valid-subset "$subset" \
         --required-batch-size-multiple 1 "$@"
     ;;
@@ -72,8 +71,10 @@ esac
 
 if [ "${DRY_RUN:-0}" = 0 ]; then
     printf '%s\n' "$checkpoint" | tr : '\n' | while read -r file; do
-        [ -f "$file" ] || fail "no file CHECKPOINT '$file'; run: scripts/train.sh $recipe METHOD"
+        need_checkpoint CHECKPOINT "$file" "scripts/train.sh $recipe METHOD"
     done
+    [ "$metric" != validate ] || [ ! -f "$folder/$needs" ] || [ -f "$needs_file" ] ||
+        fail "no split '$subset' in DATA '$folder'; choose another one by --valid-subset"
     [ -f "$needs_file" ] || fail "no $needs_file; run: scripts/prepare.sh $data, or set DATA"
 fi
 show "fairseq-$program" "$@"

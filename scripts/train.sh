@@ -61,6 +61,9 @@ folder=${DATA:-data-bin/$data}
 if [ "${DRY_RUN:-0}" = 0 ] && [ ! -f "$folder/$needs" ]; then
     fail "no $needs in DATA '$folder'; run: scripts/prepare.sh $data"
 fi
+if [ "${DRY_RUN:-0}" = 0 ] && [ -n "$pretrained" ]; then
+    need_checkpoint PRETRAINED "$pretrained" "scripts/train.sh $pretraining $method, or set it"
+fi
 
 # eval: words such as '(0.9, 0.98)' are quoted within the recipe's flags.
 flags=$(echo "$flags" | tr '\n' ' ')

@@ -19,8 +19,8 @@ KNOWS_FAIRSEQ = ("fairseq_plugin", "tasks", "models", "optim")
 MAY_IMPORT_FAIRSEQ = {
     "checkpoints.dictionaries",  # fairseq's own reader
     "checkpoints.upgrading",  # configs of old checkpoints are upgraded by fairseq's own code
-    "cli.classify",  # loads a model with fairseq's own code
     "cli.hydra_train",  # runs fairseq-hydra-train
+    "cli.models",  # loads a model with fairseq's own code
 }
 TOOLS = ("checkpoints", "cli", "datasets", "demo", "report", "reproduce", "sweeps")
 

@@ -141,6 +141,38 @@ def test_recipe_is_one_file(checkout: Path) -> None:
     assert " toy " in _run(checkout, "scripts/prepare.sh")[1]
 
 
+def test_each_recipe_scores_its_own_split(checkout: Path) -> None:
+    """Where the held-out part has chosen the checkpoint, the test set is scored."""
+    for recipe, split in (
+        ("ag_news", "test"),
+        ("csv_files", "test"),
+        ("glue_cola", "valid"),
+        ("bert_small", "valid"),
+        ("squad1", "valid"),
+    ):
+        flag = "--subset" if recipe == "squad1" else "--valid-subset"
+        words = _run(ROOT, f"scripts/score.sh {recipe} c.pt")[1].split()
+        assert words[words.index(flag) + 1] == split
+    data = checkout / "data-bin" / "glue_cola" / "input0"
+    data.mkdir(parents=True)
+    (data / "dict.txt").touch()
+    (checkout / "c.pt").write_bytes(b"PK")
+    (checkout / "text").write_text("not a checkpoint")
+    code, output = _run(checkout, "scripts/score.sh glue_cola text --cpu", DRY_RUN="0")
+    assert (code, output) == (2, "score.sh: CHECKPOINT 'text' is not a PyTorch checkpoint\n")
+    command = "scripts/score.sh glue_cola c.pt --cpu --valid-subset test"
+    assert _run(checkout, command, DRY_RUN="0") == (
+        2,
+        "score.sh: no split 'test' in DATA 'data-bin/glue_cola'; choose another one by "
+        "--valid-subset\n",
+    )
+    code, output = _run(checkout, "BERT=small scripts/train.sh glue_cola sx --cpu", DRY_RUN="0")
+    assert code == 2 and output.startswith(
+        "train.sh: no file PRETRAINED 'checkpoints/bert_small_sx/checkpoint_best.pt'; run: "
+        "scripts/train.sh bert_small sx"
+    )
+
+
 @pytest.mark.parametrize(
     ("old", "new", "command", "message"),
     [

@@ -57,8 +57,15 @@ def test_scales_and_further_flags() -> None:
     assert list(bert) == ["bert_base/dpq-sx", "glue_cola/dpq-sx"]
     assert "PRETRAINED=out/bert_base/dpq-sx/checkpoint_best.pt" in bert["glue_cola/dpq-sx"][0]
     tuned = commands("T7", "squad2/full", "glue_cola/full", subset="dev")
-    assert tuned["squad2/full"][-1].endswith("checkpoint_best.pt --subset dev")
-    assert tuned["glue_cola/full"][-1].endswith("checkpoint_best.pt --valid-subset dev")
+    assert tuned["squad2/full"][-1].endswith("checkpoint_last.pt --subset dev")
+    assert tuned["glue_cola/full"][-1].endswith("checkpoint_last.pt --valid-subset dev")
+    assert tuned["bert_base/full"][-1].endswith("checkpoint_best.pt --valid-subset dev")
+    before = plan(find_table("T7"), "cpu", Path("out"), ["glue_cola/full"])[0]
+    assert (before.name, before.metric) == ("bert_small/full", "masked perplexity")
+    # Two columns a group, whatever the width is.
+    name = "pq-k-32-groups-of-2"
+    assert "--dpq-K 32 --dpq-D 256" in commands("T8", name)[f"wmt19/{name}"][0]
+    assert "--dpq-K 32 --dpq-D 64" in commands("T8", name, scale="cpu")[f"multi30k/{name}"][0]
 
 
 def test_wrong_names() -> None:
@@ -66,6 +73,8 @@ def test_wrong_names() -> None:
         find_table("T2")
     with pytest.raises(ReproduceError, match="no row of this table has a name with nothing; it"):
         commands("T5", "nothing")
+    with pytest.raises(ReproduceError, match="a name with nothing; it has"):
+        commands("T5", "full", "nothing")
     assert slug("Chen'18+") == "chen18-plus" and slug("PQ K=64") == "pq-k-64"
 
 
@@ -97,6 +106,7 @@ def test_figures_of_logs(tmp_path) -> None:
     assert report.figure("perplexity", "x | Loss (base 2): 6.9, Perplexity: 119.43\n") == 119.43
     text = "detokenised BLEU = 27.31 60.1/33.2\ntokenised BLEU = 28.02 61/34\n"
     assert report.figure("BLEU", text) == 28.02
+    assert report.figure("masked perplexity", "valid | loss 6 | ppl 64.5 | wps 3") == 64.5
     assert report.figure("accuracy", "valid | loss 0.2 | accuracy 91.25 | wps 3") == 91.25
     assert report.figure("perplexity", "Traceback") is None
     rows = [

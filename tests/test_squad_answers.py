@@ -125,3 +125,6 @@ def test_best_threshold() -> None:
     assert best_threshold(spans, odds, golds) == (100.0, -1.0)
     same = {"1": -3.0, "3": 0.5, "2": 0.5, "4": 2.0}  # 3 cannot be answered without 2
     assert best_threshold(spans, same, golds) == (75.0, -3.0)
+    # Best never to answer: a number below all odds, which a command line takes.
+    none: dict[str, list[str]] = {name: [] for name in golds}
+    assert best_threshold(spans, odds, none) == (100.0, math.floor(min(odds.values())) - 1)

@@ -21,6 +21,7 @@ from fairseq.data import Dictionary
 
 from fairseq_dpq.cli import compact
 from fairseq_dpq.cli import squad as command
+from fairseq_dpq.cli.models import load_model
 from fairseq_dpq.fairseq_plugin.configs import read_record
 from fairseq_dpq.models.roberta_qa import RobertaForQuestionAnswering
 from fairseq_dpq.reproduce.rows import FIGURES
@@ -193,7 +194,8 @@ def test_resume_compact_and_answers(
         argv += ["--task", "squad", "--criterion", "squad_span", "--batch-size", "10"]
         out = fsq.main("validate", [*map(str, argv), "--required-batch-size-multiple", "1"])
         losses.append(fsq.logged(out, r"\| loss")[-1])
-        found = list(predict(str(checkpoint), str(text / "bin"), n=3))
+        model, task = load_model(checkpoint, "squad", {"data": str(text / "bin")}, "")
+        found = list(predict(model, task, n=3))
         assert len(found) == 20 and sum(not p.golds for p in found) == 5
         outputs.append([(p.answers, p.odds) for p in found])
         capsys.readouterr()
@@ -267,14 +269,26 @@ def test_command_refuses_other_checkpoints(
     text: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for checkpoint, data, message in (
-        (pretrained, text / "nothing", "nothing/valid.examples.jsonl: no such file"),
-        (pretrained.with_name("none.pt"), text / "bin", "none.pt: no such file"),
-        (pretrained, text / "bin", "was not trained with --task squad; fine-tune it"),
+        (pretrained, text / "nothing", "nothing/valid.examples.jsonl; run: scripts/prepare.sh"),
+        (pretrained.with_name("none.pt"), text / "bin", "none.pt; run: scripts/train.sh squad1"),
+        (pretrained, text / "bin", "not of --task squad; fine-tune it: scripts/train.sh squad1"),
+        (text / "bin" / "valid.spans", text / "bin", "is not a PyTorch checkpoint"),
     ):
         assert command.main([str(checkpoint), "--data", str(data), "--cpu"]) == 2
         assert message in capsys.readouterr().err
-    assert command.main([str(pretrained), "--data", str(text / "bin"), "--n-best", "0"]) == 2
-    assert "--n-best 0 is not positive" in capsys.readouterr().err
+    before = pretrained.read_bytes()
+    for flags, message in (
+        ("--n-best 0", "--n-best 0 is not positive"),
+        ("--doc-stride 0", "--doc-stride 0 is not positive"),
+        (f"--predictions {pretrained}", "is the input itself"),
+        (f"--predictions {text / 'bin' / 'valid.spans'}", "exists; use --force"),
+        (f"--n-best-file {text / 'nothing' / 'x.json'}", "does not exist"),
+        ("--predictions x.json --n-best-file x.json", "are the same file"),
+    ):
+        argv = [str(pretrained), "--data", str(text / "bin"), *flags.split()]
+        assert command.main(argv) == 2
+        assert message in capsys.readouterr().err
+    assert pretrained.read_bytes() == before
 
 
 def test_head_is_new_only_where_the_checkpoint_has_none() -> None:

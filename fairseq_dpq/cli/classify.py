@@ -12,12 +12,11 @@ from typing import Any, BinaryIO, Callable, Iterator, Sequence
 
 import torch
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint
 from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.checkpoints.writing import check_target, write_whole
 from fairseq_dpq.cli.common import run
+from fairseq_dpq.cli.models import load_model
 from fairseq_dpq.datasets.rows import split_words
-from fairseq_dpq.fairseq_plugin.configs import get_option
 
 _TASK = "text_classification"
 _CHUNK = 10_000  # lines in memory at a time
@@ -53,7 +52,8 @@ class Classifier:
     """A model with its dictionaries, from a checkpoint."""
 
     def __init__(self, path: Path, data: str | None, cpu: bool) -> None:
-        self.task, self.model = _load(path, data)
+        changes = {} if data is None else {"data": data}
+        self.model, self.task = load_model(path, _TASK, changes, "")
         self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         self.model.to(self.device).eval()
         self.classes: list[str] = self.task.classes
@@ -72,20 +72,6 @@ class Classifier:
             logits, _ = self.model(batch["net_input"]["src_tokens"].to(self.device))
             out[torch.as_tensor(chosen)] = logits.float().softmax(-1).cpu()
         return out
-
-
-def _load(path: Path, data: str | None) -> tuple[Any, Any]:
-    state = Checkpoint.load(path).state
-    task = get_option(get_option(state.get("cfg"), "task"), "_name")
-    if task != _TASK:
-        raise CheckpointError(f"{path} is a model of --task {task}, not of --task {_TASK}")
-    from fairseq import checkpoint_utils
-
-    overrides = {} if data is None else {"data": data}
-    models, _, loaded = checkpoint_utils.load_model_ensemble_and_task(
-        [str(path)], arg_overrides=overrides
-    )
-    return loaded, models[0]
 
 
 def _lines(stream: BinaryIO, name: str) -> Iterator[str]:

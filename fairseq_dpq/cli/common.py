@@ -75,7 +75,8 @@ def run(
     except Exception as error:
         if args.debug:
             raise
-        first = (str(error).splitlines() or [""])[0]
+        lines = [line.strip() for line in str(error).splitlines()] or [""]
+        first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
         print(
             f"{parser.prog}: unexpected {type(error).__name__}: {printable(first)} "
             "(--debug shows where)",

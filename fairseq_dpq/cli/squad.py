@@ -6,10 +6,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, BinaryIO, Sequence
 
 from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.checkpoints.writing import check_target, write_whole
 from fairseq_dpq.cli.common import run
+from fairseq_dpq.cli.models import load_model
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -31,6 +33,7 @@ def get_parser() -> argparse.ArgumentParser:
     add("--n-best-file", type=Path, metavar="FILE",
         help="write the best spans of each question, with probabilities and null odds"
         )  # fmt: skip
+    add("--force", action="store_true", help="replace files that exist")
     add("--max-answer-length", type=int, default=30, metavar="N",
         help="longest answer in pieces (default: %(default)s)")  # fmt: skip
     add("--null-threshold", type=float, default=0.0, metavar="X",
@@ -49,9 +52,20 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name) < 1:
             flag = "--" + name.replace("_", "-")
             raise CheckpointError(f"{flag} {getattr(args, name)} is not positive")
-    for path in (Path(args.checkpoint), Path(args.data) / f"{args.subset}.examples.jsonl"):
-        if not path.is_file():
-            raise CheckpointError(f"{path}: no such file; run: scripts/prepare.sh squad1 or squad2")
+    if args.doc_stride is not None and args.doc_stride < 1:
+        raise CheckpointError(f"--doc-stride {args.doc_stride} is not positive")
+    checkpoint, examples = Path(args.checkpoint), Path(args.data) / f"{args.subset}.examples.jsonl"
+    if not checkpoint.is_file():
+        raise CheckpointError(
+            f"no file {checkpoint}; run: scripts/train.sh squad1 METHOD, or squad2"
+        )
+    if not examples.is_file():
+        raise CheckpointError(f"no file {examples}; run: scripts/prepare.sh squad1, or squad2")
+    targets = [path for path in (args.predictions, args.n_best_file) if path is not None]
+    if len({path.absolute() for path in targets}) < len(targets):
+        raise CheckpointError("--predictions and --n-best-file are the same file")
+    for path in targets:
+        check_target(path, [checkpoint, examples], args.force)
 
 
 def answer(args: argparse.Namespace) -> None:
@@ -66,19 +80,13 @@ def answer(args: argparse.Namespace) -> None:
     from fairseq_dpq.tasks.squad_predict import predict
 
     device = "cuda" if torch.cuda.is_available() and not args.cpu else "cpu"
-    overrides = {} if args.doc_stride is None else {"doc_stride": args.doc_stride}
-    found = list(
-        predict(
-            args.checkpoint,
-            args.data,
-            args.subset,
-            args.n_best,
-            args.max_answer_length,
-            args.batch_size,
-            device,
-            overrides,
-        )
-    )
+    changes = {"data": args.data}
+    if args.doc_stride is not None:
+        changes["doc_stride"] = args.doc_stride
+    fix = "; fine-tune it: scripts/train.sh squad1"
+    model, task = load_model(Path(args.checkpoint), "squad", changes, fix)
+    lengths = (args.n_best, args.max_answer_length, args.batch_size)
+    found = list(predict(model, task, args.subset, *lengths, device))
     golds = {p.id: p.golds for p in found}
     unanswerable = any(not texts for texts in golds.values())
     texts = {p.id: p.text(args.null_threshold if unanswerable else None) for p in found}
@@ -88,7 +96,7 @@ def answer(args: argparse.Namespace) -> None:
         odds = {p.id: p.odds for p in found}
         facts["best_f1"], facts["best_threshold"] = best_threshold(spans, odds, golds)
     if args.predictions is not None:
-        _write(args.predictions, texts)
+        _write(args.predictions, texts, args.force)
     if args.n_best_file is not None:
         best = {
             p.id: {
@@ -97,7 +105,7 @@ def answer(args: argparse.Namespace) -> None:
             }
             for p in found
         }
-        _write(args.n_best_file, best)
+        _write(args.n_best_file, best, args.force)
     if args.json:
         print(json.dumps(facts, indent=2))
         return
@@ -106,8 +114,13 @@ def answer(args: argparse.Namespace) -> None:
         print(f"{name.replace('_', ' ')}: {shown}")
 
 
-def _write(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+def _write(path: Path, content: Any, force: bool) -> None:
+    text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+    def write(file: BinaryIO) -> None:
+        file.write(text.encode("utf-8"))
+
+    write_whole(path, write, None, force)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

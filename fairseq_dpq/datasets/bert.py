@@ -96,7 +96,7 @@ def _train_model(run: Run, files: list[Path], model: Path) -> None:
         for path in files:
             for lines in read_chunks(path, documents=False):
                 stream.writelines(clean(line) + "\n" for line in lines)
-    subwords.train([text], model, args.spm_size, args.spm_type, coverage=0.9995)
+    subwords.train([text], model, args.spm_size, args.spm_type, 0.9995, "--spm-size")
     text.unlink()
 
 

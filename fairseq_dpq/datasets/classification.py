@@ -23,6 +23,7 @@ from fairseq_dpq.datasets.rows import Columns, Row, count_columns, read_rows, sp
 from fairseq_dpq.datasets.text import CHUNK, ordered_map
 
 PARTS = ("input0", "label")  # words and classes
+_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # of every fairseq dictionary
 SPLITS = ("train", "valid", "test")
 
 
@@ -43,6 +44,11 @@ class Labels:
                     f"{path}, line {line}: unknown label {stored!r}; the classes are {known}"
                 )
             name = re.sub(r"\s+", "_", stored)  # a dictionary entry is a single token
+            if name in _SPECIAL:
+                raise PrepareError(
+                    f"{path}, line {line}: {name!r} cannot be a label, because fairseq's "
+                    "dictionaries use it themselves; rename it"
+                )
             if name in self.names.values():
                 raise PrepareError(f"{path}, line {line}: two labels would be called {name!r}")
             self.names[stored] = name

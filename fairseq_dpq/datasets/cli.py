@@ -107,7 +107,7 @@ class Run:
             return
         message = f"{what}: {got}, documented is {expected}"
         if self.checks.documented:
-            raise PrepareError(message)
+            raise PrepareError(f"{message}; --no-checksum takes the files as they are")
         self.say(f"warning: {message}")
 
     def say(self, message: str) -> None:

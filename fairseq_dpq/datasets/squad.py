@@ -58,14 +58,29 @@ def read_paragraphs(path: Path) -> list[dict[str, Any]]:
             if not isinstance(paragraph["context"], str):
                 raise TypeError("a context is not a string")
             for item in paragraph["qas"]:
-                item["id"], item["question"], list(item.get("answers", []))
+                _check_question(item)
     except UnicodeDecodeError as error:
         raise PrepareError(f"{path}: not UTF-8 text ({error})") from error
     except json.JSONDecodeError as error:
         raise PrepareError(f"{path}: not JSON ({error})") from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise PrepareError(f"{path}: not a SQuAD file: {type(error).__name__} {error}") from error
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise PrepareError(f"{path}: not a SQuAD file: {what}") from error
     return paragraphs
+
+
+def _check_question(item: dict[str, Any]) -> None:
+    """The fields that are read later, with their types."""
+    name = item["id"]
+    for key in ("id", "question"):
+        if not isinstance(item[key], str):
+            raise TypeError(f"question {name!r}: {key!r} is not a string")
+    for answer in item.get("answers", []):
+        if not isinstance(answer["text"], str):
+            raise TypeError(f"question {name!r}: an answer's 'text' is not a string")
+        start = answer["answer_start"]
+        if not isinstance(start, int) or isinstance(start, bool):
+            raise TypeError(f"question {name!r}: an 'answer_start' is not a whole number")
 
 
 def find_pieces(places: list[Piece], start: int, end: int) -> tuple[int, int] | None:

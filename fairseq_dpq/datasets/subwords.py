@@ -64,21 +64,29 @@ def _train(paths: list[Path], size: int, kind: str, coverage: float) -> bytes:
     return model.getvalue()
 
 
-def train(paths: list[Path], model: Path, size: int, kind: str, coverage: float) -> None:
-    """Train a model of exactly `size` pieces (the four specials among them) and write it."""
+def train(
+    paths: list[Path],
+    model: Path,
+    size: int,
+    kind: str,
+    coverage: float,
+    flag: str = "--vocab-size",
+) -> None:
+    """Train a model of exactly `size` pieces (the four specials among them) and write it; `flag`
+    is the one that gave the size."""
     if size < 16:
-        raise PrepareError(f"--vocab-size {size}: must be at least 16")
+        raise PrepareError(f"{flag} {size}: must be at least 16")
     # In its own process, so that its memory is freed before the next step.
     with worker_pool(1) as pool:
         try:
             data = pool.submit(_train, paths, size, kind, coverage).result()
         except (RuntimeError, OSError) as error:
             said = str(error).rsplit("] ", 1)[-1]  # without the source location
-            raise PrepareError(f"--vocab-size {size}: SentencePiece says: {said}") from error
+            raise PrepareError(f"{flag} {size}: SentencePiece says: {said}") from error
     processor = spm.SentencePieceProcessor(model_proto=data)
     if processor.get_piece_size() != size:
         raise PrepareError(
-            f"--vocab-size {size}: the text gives only {processor.get_piece_size()} pieces"
+            f"{flag} {size}: the text gives only {processor.get_piece_size()} pieces"
         )
     model.write_bytes(data)
 

@@ -151,6 +151,12 @@ def restore_tables(model: nn.Module, record: TablesRecord) -> None:
             # The model shares this table, but the tool that wrote the file could not know that.
             continue
         done.add(path)
+        rows = getattr(found[path].module, "num_embeddings", table.num_embeddings)
+        if rows != table.num_embeddings:
+            raise DPQConfigError(
+                f"the checkpoint's table at {path} has {table.num_embeddings:,} rows, but the "
+                f"dictionary of this data gives {rows:,}: name the data that it was trained on"
+            )
         size = (table.num_embeddings, table.embedding_dim, table.padding_idx)
         new: nn.Module
         if record.stage == "compact":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Sequence
 
-from fairseq_dpq.reproduce.rows import CPU, CPU_ENVIRONMENT, HALF, SUBSET, TABLES, Row, Table
+from fairseq_dpq.reproduce.rows import CPU, CPU_ENVIRONMENT, SUBSET, TABLES, WIDTH, Row, Table
 
 SCALES = ("cpu", "paper")
 _LEARN = "--form additive_codes --dpq-K 32 --dpq-D 32"
@@ -78,7 +78,14 @@ def plan(
     listed = []
     places = [_place(row, table, scale, out) for row in table.rows if _runs(row, scale)]
     names = list(dict.fromkeys(item.name for item in places))
-    chosen = {n for word in wanted for n in names if (n == word if word in names else word in n)}
+    meant = {w: [n for n in names if (n == w if w in names else w in n)] for w in wanted}
+    nothing = [word for word, found_names in meant.items() if not found_names]
+    if nothing:
+        raise ReproduceError(
+            f"no row of this table has a name with {' or '.join(nothing)}; it has "
+            + ", ".join(names)
+        )
+    chosen = {name for found_names in meant.values() for name in found_names}
     for item in places:
         row = item.row
         if wanted and item.name not in chosen:
@@ -88,11 +95,7 @@ def plan(
         found.setdefault(item.name, item)
         listed.append(item.name)
     if not listed:
-        raise ReproduceError(
-            f"no row of this table has a name with {' or '.join(wanted)}; it has {', '.join(names)}"
-            if wanted
-            else f"no row of this table runs at --scale {scale}"
-        )
+        raise ReproduceError(f"no row of this table runs at --scale {scale}")
     for item in found.values():
         item.steps = _steps(item, scale, out, more, subset)
     return list(found.values())
@@ -110,7 +113,8 @@ def _place(row: Row, table: Table, scale: str, out: Path) -> Planned:
 def _before(row: Row, table: Table, scale: str, out: Path) -> list[Planned]:
     """Rows that another one starts from: the full table, or a pre-trained model."""
     if row.pretrained:
-        return [_place(Row(row.label, row.pretrained, row.method), table, scale, out)]
+        before = Row(row.label, row.pretrained, row.method, metric="masked perplexity")
+        return [_place(before, table, scale, out)]
     if row.quantize or "@full" in row.flags or "@codes" in row.flags:
         return [_place(Row("full", row.recipe), table, scale, out)]
     return []
@@ -124,7 +128,7 @@ def _steps(
     codes = full.with_name("codes.safetensors")
     if row.quantize:
         small = folder / "compact.pt"
-        stored_as = row.quantize.replace("@half", str(HALF.get(item.recipe, "")))
+        stored_as = _fill_in_width(row.quantize, item.recipe)
         words = ["fairseq-dpq-quantize", str(full), str(small), *stored_as.split()]
         steps = [Step([*words, "--force", "--json"], folder / "compact.json", small)]
         return [*steps, _score(item, small, subset)]
@@ -146,13 +150,19 @@ def _steps(
         environment["PRETRAINED"] = str(before)
     words = ["scripts/train.sh", item.recipe, row.method, *flags, *more]
     steps.append(Step(words, folder / "train.log", None, environment, resumes=True))
-    best = folder / "checkpoint_best.pt"
+    # Fine-tuning ends with its last epoch, as BERT's own script does.
+    best = folder / ("checkpoint_last.pt" if row.pretrained else "checkpoint_best.pt")
     if row.full:
         return [*steps, _score(item, best, subset)]
     small = folder / "compact.pt"
     words = ["fairseq-dpq-compact", str(best), str(small), "--force", "--json"]
     steps.append(Step(words, folder / "compact.json", small))
     return [*steps, _score(item, small, subset)]
+
+
+def _fill_in_width(flags: str, recipe: str) -> str:
+    """Flags with @width/N replaced by the Nth part of the recipe's embedding size."""
+    return re.sub(r"@width/(\d+)", lambda m: str(WIDTH[recipe] // int(m.group(1))), flags)
 
 
 def _score(item: Planned, checkpoint: Path, subset: str | None) -> Step:

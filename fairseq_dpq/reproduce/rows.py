@@ -14,6 +14,7 @@ FIGURES = {
     "perplexity": re.compile(r"Perplexity: ([\d.]+)"),
     "BLEU": re.compile(r"BLEU = ([\d.]+)"),
     "accuracy": re.compile(r"\baccuracy[ =]([\d.]+)"),
+    "masked perplexity": re.compile(r"\bppl ([\d.]+)"),
     "F1": re.compile(r"^f1: ([\d.]+)", re.MULTILINE),
 }
 # The flag that names the split to score, by metric.
@@ -21,6 +22,7 @@ SUBSET = {
     "perplexity": "--gen-subset",
     "BLEU": "--gen-subset",
     "accuracy": "--valid-subset",
+    "masked perplexity": "--valid-subset",
     "F1": "--subset",
 }
 
@@ -149,17 +151,18 @@ T5 = Table(
         _stored("scalar 8 bits", "--form scalar --bits 8 --by-table", 84.1, 4.0),
         _stored("scalar 6 bits", "--form scalar --bits 6 --by-table", 87.7, 5.3),
         _stored("scalar 4 bits", "--form scalar --bits 4 --by-table", 92.9, 8.3),
-        # Two columns in each group: D = 325 of 650, 100 of 200.
-        _stored("PQ K=64", "--dpq-K 64 --dpq-D @half", 84.0, 8.3),
-        _stored("PQ K=128", "--dpq-K 128 --dpq-D @half", 83.7, 6.7),
-        _stored("PQ K=256", "--dpq-K 256 --dpq-D @half", 83.7, 5.3),
+        # Two columns in each group.
+        _stored("PQ K=64", "--dpq-K 64 --dpq-D @width/2", 84.0, 8.3),
+        _stored("PQ K=128", "--dpq-K 128 --dpq-D @width/2", 83.7, 6.7),
+        _stored("PQ K=256", "--dpq-K 256 --dpq-D @width/2", 83.7, 5.3),
         Row("low rank 5x", "ptb_medium", "low_rank_5x", paper=84.8, paper_ratio=5.0),
         Row("low rank 10x", "ptb_medium", "low_rank_10x", paper=85.5, paper_ratio=10.2),
         *_three("ptb_medium", 83.4, (82.0, 82.9), (83.3, 58.7))[1:],
     ),
 )
 
-HALF = {"ptb_small": 100, "ptb_medium": 325, "ptb_large": 750}  # @half
+# Embedding sizes of the recipes, for @width in the flags of fairseq-dpq-quantize.
+WIDTH = {"ptb_small": 200, "ptb_medium": 650, "ptb_large": 1500, "wmt19": 512, "multi30k": 128}
 
 _TEXT_LOW = {
     "ag_news": ((91.4, 10.4), (91.5, 21.4), (91.6, 53.3)),
@@ -212,8 +215,12 @@ T7 = Table(
 
 
 def _product(K: int, D: int, paper: float, ratio: float) -> Row:
-    flags = f"--dpq-K {K} --dpq-D {D}"
-    return Row(f"PQ {K} x {D}", "wmt19", quantize=flags, paper=paper, paper_ratio=ratio)
+    """K and D of the paper, whose rows are as wide as those of wmt19. A narrower row is cut into
+    groups of as many columns."""
+    columns = WIDTH["wmt19"] // D
+    flags = f"--dpq-K {K} --dpq-D @width/{columns}"
+    label = f"PQ K={K}, groups of {columns}"
+    return Row(label, "wmt19", quantize=flags, paper=paper, paper_ratio=ratio)
 
 
 T8 = Table(

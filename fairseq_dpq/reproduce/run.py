@@ -147,6 +147,10 @@ def _run_step(step: Step) -> bool:
         )
     if done.returncode:
         print(f"{step.words[0]} failed ({done.returncode}): {step.log}", file=sys.stderr)
+        said = step.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        last = next((line for line in reversed(said) if line.strip()), "")
+        if last and not json_only:
+            print(f"    {last}", file=sys.stderr)
         if step.makes is not None and step.makes.is_file():
             step.makes.unlink()
     return done.returncode == 0

@@ -155,7 +155,9 @@ def best_threshold(
     empty = {name: score_question("", texts)[1] for name, texts in golds.items()}
     total = sum(empty.values())  # threshold: below all odds
     names = sorted(golds, key=lambda name: odds[name])
-    best, threshold = total, -math.inf
+    # A number, not minus infinity, so that it can be given on a command line.
+    lowest = min((value for value in odds.values() if math.isfinite(value)), default=0.0)
+    best, threshold = total, math.floor(lowest) - 1.0
     for number, name in enumerate(names):
         total += score_question(spans[name], golds[name])[1] - empty[name]
         following = odds[names[number + 1]] if number + 1 < len(names) else None

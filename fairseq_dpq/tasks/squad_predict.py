@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 import torch
-from fairseq import checkpoint_utils
 
-from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.tasks.squad import span_logits
 from fairseq_dpq.tasks.squad_answers import Answer, Window, n_best, null_odds
 
@@ -58,33 +55,22 @@ def _windows(model: Any, dataset: Any, batch_size: int, device: torch.device) ->
 
 
 def predict(
-    checkpoint: str,
-    data: str,
+    model: Any,
+    task: Any,
     subset: str = "valid",
     n: int = 20,
     longest: int = 30,
     batch_size: int = 16,
     device: str = "cpu",
-    overrides: dict[str, Any] | None = None,
 ) -> Iterator[Prediction]:
-    """Answers to all questions of a split; `overrides` are options of the task, such as
-    `doc_stride`."""
-    changes = {"data": data, **(overrides or {})}
-    state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, changes)
-    if get_option(get_option(state["cfg"], "task"), "_name") != "squad":
-        raise DPQConfigError(
-            f"{checkpoint} was not trained with --task squad; fine-tune it: scripts/train.sh squad1"
-        )
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [checkpoint], arg_overrides=changes, state=state
-    )
+    """Answers to all questions of a split of the task's data."""
     where = torch.device(device)
-    model = models[0].to(where).eval()
+    model = model.to(where).eval()
     task.load_dataset(subset)
     dataset = task.dataset(subset)
     found = _windows(model, dataset, batch_size, where)
     number = 0
-    for example, item in enumerate(read_examples(Path(data) / f"{subset}.examples.jsonl")):
+    for example, item in enumerate(read_examples(Path(task.cfg.data) / f"{subset}.examples.jsonl")):
         windows = []
         while number < len(dataset) and dataset.windows[number][0] == example:
             windows.append(next(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -84,10 +85,32 @@ def test_data_may_have_moved(run, tmp_path: Path, capsysbinary) -> None:
     try:
         assert classify.main([str(small), str(tmp_path / "text")]) == 2
         error = capsysbinary.readouterr().err.decode()
-        assert "input0/dict.txt" in error and error.count("\n") == 1
+        assert "name it by --data" in error and error.count("\n") == 1
         assert labels(capsysbinary, small, tmp_path / "text", "--data", moved) == lines
     finally:
         moved.rename(data)
+
+
+def test_dictionaries_of_other_data(run, tmp_path: Path, capsys) -> None:
+    """Not a wrong label without a word: rows would be those of other words."""
+    data, trained, small = run
+    (tmp_path / "text").write_text(TEXT)
+    words = (data / "input0" / "dict.txt").read_text().splitlines(keepends=True)
+    classes = (data / "label" / "dict.txt").read_text()
+    for name, entries, labels_, message in (
+        ("fewer", words[:-3], classes, "rows, but the dictionary of this data gives"),
+        ("more", [*words, "new 1\n"], classes, "rows, but the dictionary of this data gives"),
+        ("classes", words, classes + "perhaps 1\n", "does not fit the dictionaries in"),
+    ):
+        other = tmp_path / name
+        shutil.copytree(data, other)
+        (other / "input0" / "dict.txt").write_text("".join(entries))
+        (other / "label" / "dict.txt").write_text(labels_)
+        for checkpoint in (trained, small):
+            capsys.readouterr()
+            argv = [checkpoint, tmp_path / "text", "--data", other, "--cpu"]
+            assert classify.main([str(a) for a in argv]) == 2
+            assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_errors_are_one_line(run, tmp_path: Path, corpus: Path, capsys) -> None:

@@ -109,6 +109,8 @@ def test_labels_are_in_the_order_of_numbers_or_letters() -> None:
     assert words.in_order() == ["a_c", "b"]
     with pytest.raises(PrepareError, match="line 3: two labels would be called 'a_c'"):
         words.find("a_c", Path("f"), 3)
+    with pytest.raises(PrepareError, match="f, line 4: '<pad>' cannot be a label"):
+        words.find("<pad>", Path("f"), 4)
     words.close(Path("f"))
     with pytest.raises(PrepareError, match="f, line 9: unknown label 'd'; the classes are b, a c"):
         words.find("d", Path("f"), 9)
