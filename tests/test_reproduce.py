@@ -120,7 +120,7 @@ def test_figures_of_logs(tmp_path) -> None:
 def checkout(tmp_path, monkeypatch) -> Path:
     """A folder whose scripts count their calls: the second training fails in the middle once."""
     (tmp_path / "scripts").mkdir()
-    train = 'echo "$@" >>trained; [ "$2" = full ] || [ -e second ] || { : >second; exit 3; }\n'
+    train = 'echo "$@" >>trained; [ "$2" = full ] || [ -e second ] || { : >second; echo no data; exit 3; }\n'
     (tmp_path / "scripts" / "train.sh").write_text(train)
     (tmp_path / "scripts" / "score.sh").write_text('echo "Perplexity: 117.25"\n')
     monkeypatch.chdir(tmp_path)
@@ -135,7 +135,8 @@ def test_rows_are_run_once_and_resumed_after_a_failure(checkout, capsys) -> None
     assert not (checkout / "o").exists()
 
     assert run.main(argv) == 1
-    assert "scripts/train.sh failed (3)" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "scripts/train.sh failed (3)" in errors and "\n    no data\n" in errors
     data = json.loads((checkout / "o" / "T5.json").read_text())
     ours = {row["name"]: row["score"] for row in data["rows"]}
     assert ours["ptb_small/full"] == 117.25 and ours["ptb_small/dpq-sx"] is None
@@ -154,6 +155,9 @@ def test_rows_are_run_once_and_resumed_after_a_failure(checkout, capsys) -> None
 
     assert run.main([*argv, "--", "--max-epoch", "1"]) == 2
     assert "o/ptb_small/full was made by other commands" in capsys.readouterr().err
+    # This one has failed before it had a checkpoint: other flags may mend it.
+    alone = ["T5", "--rows", "small/dpq-sx", "--out", "o", "--", "--max-epoch", "1"]
+    assert run.main(alone) == 1
 
 
 def test_a_whole_name_means_that_row_alone() -> None:
