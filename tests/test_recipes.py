@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,36 @@ def test_each_recipe_scores_its_own_split(checkout: Path) -> None:
         "train.sh: no file PRETRAINED 'checkpoints/bert_small_sx/checkpoint_best.pt'; run: "
         "scripts/train.sh bert_small sx"
     )
+
+
+LOGITS = """
+import torch
+kept = []
+for step in range(40):
+    one, two, three = (torch.ones(400, 33280) for _ in range(3))
+    kept.append(torch.zeros(2000))
+    del one
+    kept.append(torch.zeros(300))
+    del three, two
+print(int(open("/proc/self/statm").read().split()[1]) * 4096)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_does_not_grow_with_the_settings_of_the_scripts(tmp_path: Path) -> None:
+    """Logits of WikiText-2 between small tensors that stay, as an evaluation makes them."""
+    (tmp_path / "logits.py").write_text(LOGITS)
+    line = '. scripts/launch.sh; exec "$0" "$1"'
+    clean = {k: v for k, v in os.environ.items() if "MALLOC" not in k}
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable, str(tmp_path / "logits.py")],
+        cwd=ROOT,
+        env=clean,
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert int(done.stdout) < 1e9
 
 
 @pytest.mark.parametrize(
