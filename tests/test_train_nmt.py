@@ -451,8 +451,8 @@ def test_runs_what_it_prints_and_scores_it(
 
 def test_iwslt15_is_scored_twice(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
-    for name in ("a.pt", "raw/valid.detok.vi"):
-        (tmp_path / name).touch()
+    (tmp_path / "a.pt").write_bytes(b"PK")  # how a checkpoint begins
+    (tmp_path / "raw" / "valid.detok.vi").touch()
     _, runs = _ran(
         "score_nmt.sh", tmp_path / "log", "iwslt15-en-vi", str(tmp_path / "a.pt"),
         "--gen-subset", "valid", DATA=str(tmp_path), OUT="o",
