@@ -120,7 +120,8 @@ def test_figures_of_logs(tmp_path) -> None:
 def checkout(tmp_path, monkeypatch) -> Path:
     """A folder whose scripts count their calls: the second training fails in the middle once."""
     (tmp_path / "scripts").mkdir()
-    train = 'echo "$@" >>trained; [ "$2" = full ] || [ -e second ] || { : >second; echo no data; exit 3; }\n'
+    train = 'echo "$@" >>trained; [ "$2" = full ] || [ -e second ] || '
+    train += "{ : >second; echo no data; exit 3; }\n"
     (tmp_path / "scripts" / "train.sh").write_text(train)
     (tmp_path / "scripts" / "score.sh").write_text('echo "Perplexity: 117.25"\n')
     monkeypatch.chdir(tmp_path)
