@@ -53,6 +53,7 @@ own_batch=''
 for word in "$@"; do
     case $word in
     --batch-size* | --max-sentences* | --max-tokens* | --update-freq*) own_batch=1 ;;
+    --finetune-from-model* | --restore-file*) pretrained='' ;; # another start was chosen
     esac
 done
 count_workers "$@"
@@ -61,7 +62,9 @@ folder=${DATA:-data-bin/$data}
 if [ "${DRY_RUN:-0}" = 0 ] && [ ! -f "$folder/$needs" ]; then
     fail "no $needs in DATA '$folder'; run: scripts/prepare.sh $data"
 fi
-if [ "${DRY_RUN:-0}" = 0 ] && [ -n "$pretrained" ]; then
+save_dir=${SAVE_DIR:-checkpoints/${recipe}_$method}
+# A training that goes on from its own last checkpoint does not need the first one any more.
+if [ "${DRY_RUN:-0}" = 0 ] && [ -n "$pretrained" ] && [ ! -f "$save_dir/checkpoint_last.pt" ]; then
     need_checkpoint PRETRAINED "$pretrained" "scripts/train.sh $pretraining $method, or set it"
 fi
 
@@ -70,7 +73,7 @@ flags=$(echo "$flags" | tr '\n' ' ')
 head=${flags%%@method*} rest=${flags#*@method}
 eval "set -- $head $method_flags ${rest%%@batch*} $batch_flags ${rest#*@batch} $last_flags" \
     "$start_flags" '"$@"'
-set -- "$folder" --user-dir "$user_dir" --save-dir "${SAVE_DIR:-checkpoints/${recipe}_$method}" \
+set -- "$folder" --user-dir "$user_dir" --save-dir "$save_dir" \
     --no-epoch-checkpoints --log-format simple "$@"
 
 if [ "${RANK:-${SLURM_PROCID:-0}}" = 0 ]; then

@@ -172,6 +172,13 @@ def test_each_recipe_scores_its_own_split(checkout: Path) -> None:
         "train.sh: no file PRETRAINED 'checkpoints/bert_small_sx/checkpoint_best.pt'; run: "
         "scripts/train.sh bert_small sx"
     )
+    # Not where another start was chosen, nor where training goes on. PYTHON is `false` here.
+    command = "BERT=small scripts/train.sh glue_cola sx --cpu"
+    assert _run(checkout, f"{command} --restore-file c.pt", DRY_RUN="0")[0] == 1
+    own = checkout / "checkpoints" / "glue_cola_small_sx"
+    own.mkdir(parents=True)
+    (own / "checkpoint_last.pt").write_bytes(b"PK")
+    assert _run(checkout, command, DRY_RUN="0")[0] == 1
 
 
 LOGITS = """

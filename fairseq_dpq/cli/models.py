@@ -22,6 +22,7 @@ def load_model(path: Path, task: str, changes: dict[str, Any], fix: str) -> tupl
         raise CheckpointError(
             f"no folder {data}, where the checkpoint's dictionaries were; name it by --data"
         )
+    del state  # fairseq reads the file itself; one copy in memory is enough
     from fairseq import checkpoint_utils
 
     try:
