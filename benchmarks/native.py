@@ -15,7 +15,7 @@ D_MODEL, IDS, K = 512, 4096, 32
 LOOKUP = {128: 0.50, 64: 0.40, 32: 0.33}
 PACKED = {128: 0.80, 64: 0.50, 32: 0.35}
 HALF = {128: 0.30, 64: 0.25, 32: 0.20}
-LOGITS = {1: 0.20, 5: 0.20, 64: 0.40}
+LOGITS = {1: 0.20, 5: 0.20, 64: 0.35}
 SMALL, SMALL_PACKED, SMALL_REFERENCE = 1.2, 1.5, 2.5
 
 
@@ -59,38 +59,6 @@ class Report:
         harness.show(title, ["", "us", "ratio", "limit"], cells)
 
 
-def peers(table: Any, codes: Any, values: Any) -> dict[str, Callable[[Any], Any]]:
-    """Other compressed lookups that are installed here: torch's int8 embedding, faiss's decoder,
-    bitsandbytes' embeddings."""
-    import torch
-
-    found: dict[str, Callable[[Any], Any]] = {}
-    packed = torch.ops.quantized.embedding_bag_byte_prepack(table)
-    offsets = torch.arange(IDS)
-    found["torch int8 embedding"] = lambda ids: (
-        torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
-            packed, ids, offsets[: ids.numel()], False, 0, False, None, None, False
-        )
-    )
-    with contextlib.suppress(ImportError):
-        import bitsandbytes
-
-        for kind in ("Embedding8bit", "EmbeddingNF4"):
-            layer = getattr(bitsandbytes.nn, kind)(*table.shape)
-            layer.load_state_dict({"weight": table}, strict=False)
-            found[f"bitsandbytes {kind}"] = layer.to("cpu")  # this is when it quantises
-    try:
-        import faiss
-    except ImportError:
-        return found
-    D = codes.shape[1]
-    pq = faiss.ProductQuantizer(D_MODEL, D, 5)
-    faiss.copy_array_to_vector(values.reshape(-1).numpy(), pq.centroids)
-    stored = pq.compute_codes(table[:IDS].numpy())
-    found["faiss decode, rows in order"] = lambda ids: pq.decode(stored[: ids.numel()])
-    return found
-
-
 def lookup(report: Report, rounds: int, threads: int, sizes: list[int]) -> None:
     import torch
 
@@ -108,9 +76,6 @@ def lookup(report: Report, rounds: int, threads: int, sizes: list[int]) -> None:
         for D in LOOKUP:
             codes = torch.randint(K, (n, D), dtype=torch.uint8)
             values = torch.randn(D, K, D_MODEL // D)
-            if D == 64 and n <= 100_000:
-                for name, peer in peers(full.weight.data, codes, values).items():
-                    sides[name] = lambda i, peer=peer, ids=ids: peer(ids[i % 16])
             for name, packed, dtype, limit in (
                 (f"D = {D}", False, torch.float32, LOOKUP[D]),
                 (f"D = {D}, packed", True, torch.float32, PACKED[D]),
@@ -168,14 +133,15 @@ def small(report: Report, rounds: int, threads: int) -> None:
         if count == 1:
             limits["PyTorch"] = SMALL_REFERENCE
         times = timed(sides, rounds, 1, repeat=200)
-        report.table(f"Lookup of {count} id(s), n = {n:,}, D = {D}", times, "nn.Embedding", limits)
+        title = f"Lookup of {count} id(s), n = {n:,}, D = {D}, {threads} thread(s)"
+        report.table(title, times, "nn.Embedding", limits)
 
 
 def logits(report: Report, rounds: int, threads: int) -> None:
     import torch
 
     from fairseq_dpq import CodesLinear, CompactEmbedding
-    from fairseq_dpq.output import by_partial_sums
+    from fairseq_dpq.forms.lookup import logits_by_partial_sums
 
     n = 32_000
     for batch, limit in LOGITS.items():
@@ -195,7 +161,7 @@ def logits(report: Report, rounds: int, threads: int) -> None:
                 output = CodesLinear(form)
                 sides[name] = lambda i, layer=output, h=h: layer(h)
                 if not packed:
-                    sides[f"D = {D}, PyTorch"] = lambda i, f=form, h=h: by_partial_sums(f, h)
+                    sides[f"D = {D}, PyTorch"] = lambda i, f=form, h=h: logits_by_partial_sums(f, h)
         times = timed(sides, max(10, rounds // 4), threads)
         title = f"Logits of {batch} row(s), n = {n:,}, d = {D_MODEL}, K = {K}, {threads} thread(s)"
         report.table(title, times, "dense product", limits)
@@ -204,9 +170,9 @@ def logits(report: Report, rounds: int, threads: int) -> None:
 def codes(report: Report, rounds: int, threads: int) -> None:
     import torch
 
-    from fairseq_dpq.codes import evaluation_codes
-    from fairseq_dpq.distances import DISTANCES
-    from fairseq_dpq.normalization import Stats
+    from fairseq_dpq.training.codes import evaluation_codes
+    from fairseq_dpq.training.distances import DISTANCES
+    from fairseq_dpq.training.normalization import Stats
 
     n, D = 32_768, 128
     query, keys = torch.randn(n, D, D_MODEL // D), torch.randn(D, K, D_MODEL // D)
@@ -251,7 +217,7 @@ def main() -> None:
             torch.set_num_threads(threads)
             if "lookup" in args.part:
                 lookup(report, args.rounds, threads, args.sizes)
-            if "small" in args.part and threads == 1:
+            if "small" in args.part:
                 small(report, args.rounds, threads)
             if "logits" in args.part:
                 logits(report, args.rounds, threads)

@@ -25,8 +25,8 @@ LIMITS = {"full": None, "sx": 1.15, "vq": 1.10}
 
 def measure(updates: int) -> dict[str, list[float]]:
     """CPU seconds of each update by model."""
-    from fairseq_dpq.demo import commands
-    from fairseq_dpq.demo.corpus import write_corpus
+    from experiments.demo import commands
+    from experiments.demo.corpus import write_corpus
 
     setting = commands.Setting(updates=updates, tables="all")
     with tempfile.TemporaryDirectory() as folder:

@@ -2,40 +2,92 @@
 
 The layer needs torch alone and does not import fairseq. The plugin registers itself when fairseq
 imports `--user-dir fairseq_dpq`, or when the program itself imports fairseq, before or after.
+
+Names are imported when they are first used, so that a command can answer before torch is loaded.
 """
 
-from fairseq_dpq import operators  # noqa: F401, registers them with torch
-from fairseq_dpq.any_model.compress import compact, compress
-from fairseq_dpq.any_model.report import Report
-from fairseq_dpq.any_model.saving import SavedModelError, load_compact, save_compact
-from fairseq_dpq.codes import code_usage
-from fairseq_dpq.config import DPQConfig, DPQConfigError
-from fairseq_dpq.embedding import DPQEmbedding, dpq_modules
-from fairseq_dpq.fairseq_plugin.on_import import when_fairseq_is_imported
-from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.output import CodesLinear
-from fairseq_dpq.regularizer import collect_regularizer
+import contextlib
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fairseq_dpq.fairseq_plugin.on_import import when_imported
 from fairseq_dpq.version import __version__
+
+if TYPE_CHECKING:
+    from fairseq_dpq.any_model.compress import compact, compress
+    from fairseq_dpq.any_model.distill import distill
+    from fairseq_dpq.any_model.growing import add_rows
+    from fairseq_dpq.any_model.report import Report
+    from fairseq_dpq.any_model.saving import SavedModelError, load_compact, save_compact
+    from fairseq_dpq.config import DPQConfigError
+    from fairseq_dpq.forms import register_form
+    from fairseq_dpq.forms.base import Form, FormOption, Layout
+    from fairseq_dpq.forms.product_codes import CompactEmbedding
+    from fairseq_dpq.forms.tiers import TieredEmbedding
+    from fairseq_dpq.layer import DPQEmbedding, dpq_modules
+    from fairseq_dpq.methods import register_method
+    from fairseq_dpq.output import CodesLinear
+    from fairseq_dpq.regularizer import collect_regularizer
+    from fairseq_dpq.training.codes import code_usage
+
+# The public names by module; the same as above, for the interpreter.
+_NAMES = {
+    "any_model.compress": "compact compress",
+    "any_model.distill": "distill",
+    "any_model.growing": "add_rows",
+    "any_model.report": "Report",
+    "any_model.saving": "SavedModelError load_compact save_compact",
+    "config": "DPQConfigError",
+    "forms": "register_form",
+    "forms.base": "Form FormOption Layout",
+    "forms.product_codes": "CompactEmbedding",
+    "forms.tiers": "TieredEmbedding",
+    "layer": "DPQEmbedding dpq_modules",
+    "methods": "register_method",
+    "output": "CodesLinear",
+    "regularizer": "collect_regularizer",
+    "training.codes": "code_usage",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "CodesLinear",
     "CompactEmbedding",
-    "DPQConfig",
     "DPQConfigError",
     "DPQEmbedding",
+    "Form",
+    "FormOption",
+    "Layout",
     "Report",
     "SavedModelError",
+    "TieredEmbedding",
     "__version__",
+    "add_rows",
     "code_usage",
     "collect_regularizer",
     "compact",
     "compress",
+    "distill",
     "dpq_modules",
     "load_compact",
+    "register_form",
+    "register_method",
     "register_plugin",
-    "register_with_transformers",
     "save_compact",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value  # the next time it is found at once
+    return value
+
+
+def __dir__() -> "list[str]":
+    return sorted({*globals(), *_HOMES})
 
 
 def register_plugin() -> None:
@@ -45,11 +97,13 @@ def register_plugin() -> None:
     register()
 
 
-def register_with_transformers() -> None:
-    """Let `from_pretrained` of Hugging Face transformers load compressed models."""
-    from fairseq_dpq.any_model import huggingface
+def _register_with_transformers() -> None:
+    """Let `from_pretrained` load compressed models; not with a transformers that is too old."""
+    with contextlib.suppress(ImportError):
+        import_module("fairseq_dpq.any_model.huggingface")  # it may be what imports transformers
 
-    huggingface.register()
 
-
-when_fairseq_is_imported(register_plugin)
+when_imported("fairseq", register_plugin)
+when_imported("transformers.modeling_utils", _register_with_transformers)
+if "torch" in sys.modules:  # a graph that is loaded next may have the package's operators in it
+    import_module("fairseq_dpq.forms.operators")

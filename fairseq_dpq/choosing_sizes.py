@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.config import flag
-from fairseq_dpq.forms.base import CRC_BITS
 from fairseq_dpq.forms.packing import code_bits, row_bytes
-from fairseq_dpq.kmeans import assign, kmeans
+from fairseq_dpq.forms.quantization import fit_error
 
 ROWS = 8192  # sampled of a table
-_ITERATIONS = 10
 _FEWEST = 8  # rows for each code, or k-means only repeats the rows
 _LARGEST_K = 512
 _CLOSE = 1.1  # errors that differ by less than this factor are the same
@@ -57,9 +55,9 @@ class Choice:
 
 
 def compact_bytes(n: int, d: int, K: int, D: int, shared: bool = False) -> int:
-    """Bytes of a compact table: packed codes, 32-bit values, the checksum."""
+    """Bytes of a compact table: packed codes and 32-bit values."""
     values = 4 * K * (d // D if shared else d)
-    return n * row_bytes([code_bits(K)] * D) + values + CRC_BITS
+    return n * row_bytes([code_bits(K)] * D) + values
 
 
 def all_choices(tables: Sequence[Size], sharing: Sequence[bool] = (False, True)) -> list[Choice]:
@@ -95,21 +93,6 @@ def sample(table: Tensor, seed: int = 0) -> Tensor:
     return real.float()
 
 
-@torch.no_grad()
-def fit_error(rows: Tensor, choice: Choice, seed: int = 0) -> float:
-    """Squared error of k-means codes on the rows (n, d), as a share of their squared norm."""
-    n, d = rows.shape
-    groups = rows.view(n, choice.D, d // choice.D).transpose(0, 1)  # (D, n, d / D)
-    if choice.shared:
-        groups = groups.reshape(1, -1, d // choice.D)
-    groups = groups.contiguous()
-    centroids = kmeans(groups, choice.K, iterations=_ITERATIONS, seed=seed)
-    codes = assign(groups, centroids)
-    index = codes.unsqueeze(-1).expand(-1, -1, groups.shape[-1])
-    lost = (groups - centroids.gather(1, index)).double().pow(2).sum()
-    return float(lost / rows.double().pow(2).sum().clamp_min(1e-300))
-
-
 def with_errors(
     choices: Sequence[Choice], samples: Sequence[Tensor], progress: Callable[[int], None]
 ) -> list[Choice]:
@@ -117,7 +100,8 @@ def with_errors(
     norms = [float(rows.double().pow(2).sum()) for rows in samples]
     out = []
     for choice in choices:
-        lost = sum(fit_error(rows, choice) * norm for rows, norm in zip(samples, norms))
+        errors = (fit_error(rows, choice.K, choice.D, choice.shared) for rows in samples)
+        lost = sum(error * norm for error, norm in zip(errors, norms))
         out.append(replace(choice, error=lost / max(sum(norms), 1e-300)))
         progress(1)
     return out

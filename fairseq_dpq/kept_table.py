@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable, NamedTuple
 
+import torch
 from torch import Tensor
+
+from fairseq_dpq.training.distances import wide_dtype
 
 
 class Built(NamedTuple):
@@ -14,7 +17,7 @@ class Built(NamedTuple):
     codes: Tensor | None = None  # (n, D)
 
 
-class KeptTable:
+class TableCache:
     """Holds one built table until a tensor that it comes from changes.
 
     A table with a gradient is also dropped as soon as the gradient has been taken: its graph is
@@ -29,12 +32,17 @@ class KeptTable:
         self._state: Any = None
         self._built: Built | None = None
 
-    def get(self, sources: Iterable[Tensor], build: Callable[[], Built]) -> Built:
-        """The table that was kept for these sources as they are, or a new one."""
+    def get(
+        self, sources: Iterable[Tensor], build: Callable[[], Built], compare: bool = False
+    ) -> Built:
+        """The table that was kept for these sources as they are, or a new one. `compare`: by their
+        sums too, because writing to `.data` changes a tensor without a trace."""
         sources = list(sources)
         if any(t.is_inference() for t in sources):  # nothing tells whether they have changed
             return build()
-        state = tuple((t.data_ptr(), t._version) for t in sources)
+        state: Any = [(t.data_ptr(), t._version) for t in sources]
+        if compare and not any(t.is_meta for t in sources):
+            state += torch.stack([t.sum(dtype=wide_dtype(t.device)) for t in sources]).tolist()
         if self._built is None or self._state != state:
             self._state, self._built = state, build()
             if self._built.rows.requires_grad:

@@ -7,6 +7,9 @@ unpickles everything, as torch did before 2.6, imports this module by it: that r
 
 from __future__ import annotations
 
+import collections
+import typing
+from argparse import Namespace
 from typing import Any
 
 import torch
@@ -28,3 +31,26 @@ def allow() -> None:
 def marked(state: dict[str, Any]) -> dict[str, Any]:
     """The state of a checkpoint with the marker in front of all that torch may refuse."""
     return {KEY: DPQ_checkpoint__add__user_dir_fairseq_dpq, **state}
+
+
+def plain_globals() -> list[Any]:
+    """What a pickle may name without fairseq: containers, numbers, numpy's scalars and arrays.
+
+    Entries are classes, or pairs (object, name in the file) where old files use an older name. None
+    can run code from the file.
+    """
+    import numpy as np
+
+    items: list[Any] = [Namespace, collections.defaultdict, dict, list, tuple, set]
+    items += [int, float, str, bool, (typing.Any, "typing.Any")]
+    # Scores and meters are sometimes numpy scalars or small arrays. numpy 1 and 2 use different
+    # names for the functions that rebuild them, and a file from either must load in both.
+    rebuild = np.zeros(1).__reduce__()[0]
+    scalar = np.float64(0).__reduce__()[0]
+    for core in ("numpy.core.multiarray", "numpy._core.multiarray"):
+        items += [(rebuild, f"{core}._reconstruct"), (scalar, f"{core}.scalar")]
+    items += [np.ndarray, np.dtype]
+    # Since numpy 1.25 each dtype has its own class; before, all are numpy.dtype.
+    dtypes = {type(np.dtype(t)) for t in [*"?bhilqBHILQefd", "U1", "S1"]}
+    items += sorted(dtypes - {np.dtype}, key=lambda c: c.__name__)
+    return [*items, DPQ_checkpoint__add__user_dir_fairseq_dpq]

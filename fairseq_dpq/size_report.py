@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Sequence
 
+from fairseq_dpq.files.errors import printable
+
 
 @dataclass(frozen=True)
 class Change:
@@ -80,3 +82,17 @@ def outlook(model: Change, left: Sequence[Left]) -> list[str]:
 def share(part: int, whole: int) -> str:
     """A share in percent."""
     return f"{100 * part / max(whole, 1):.1f} %"
+
+
+def text_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Rows as text in columns, right-aligned but for those in `left`."""
+    rows = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(w) if i in left else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

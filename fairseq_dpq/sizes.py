@@ -1,4 +1,4 @@
-"""Which K and D are possible, and what to try instead."""
+"""Which K and D are possible, which are taken where none is given, and what to try instead."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import math
 MAX_K = 1 << 15  # a code is held in at most two bytes, as int16
 MAX_DIM = 1 << 20  # far above any embedding; what a file claims beyond it is damage
 _SEARCHED = 1 << 32  # sizes up to here are searched for all their divisors
+DEFAULT_K = 32
 
 
-_USUAL_D = 16
-
-
-def default_D(dim: int) -> int:
-    """D where none is given: 16, or the divisor of the embedding size nearest to it by ratio; of
-    two that are as near, the larger one, which gives the better embeddings."""
-    near = near_divisors(dim, _USUAL_D)
-    if _USUAL_D in near or not near:
-        return _USUAL_D
-    return max(near, key=lambda D: (-abs(math.log(D / _USUAL_D)), D))
+def default_D(dim: int, close: bool = False) -> int:
+    """D where none is given: a quarter of the embedding size, or with `close` half of it, where
+    rows must come closer to those of a full table: an output layer shares them, or they are
+    quantised without training. If that is no divisor, the nearest one by ratio; of two, the larger
+    one, which gives the better embeddings. docs/quality.md has the study behind it."""
+    wanted = max(1, dim // (2 if close else 4))
+    near = near_divisors(dim, wanted) or [1]
+    return max(near, key=lambda D: (-abs(math.log(D / wanted)), D))
 
 
 def division_problem(D: int, dim: int) -> str:

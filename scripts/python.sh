@@ -10,11 +10,9 @@ fi
 user_dir=$root/fairseq_dpq
 [ "$PWD" = "$root" ] && user_dir=fairseq_dpq
 
-run_module() { # MODULE [ARGUMENTS...]: run it, from the checkout where the package is not installed
-    if ! "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("fairseq_dpq") is None)'; then
-        PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-        export PYTHONPATH
-    fi
+run_module() { # MODULE [ARGUMENTS...]: run it from the checkout, which has more than the package
+    PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+    export PYTHONPATH
     module=$1
     shift
     exec "$python" -m "$module" "$@"

@@ -4,4 +4,4 @@ set -eu
 . "$(dirname "$0")/python.sh"
 cd "$root"
 export PYTHON="$python"
-run_module fairseq_dpq.reproduce.run "$@"
+run_module experiments.reproduce.run "$@"

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Evaluate a checkpoint with its recipe's metric: prints the fairseq command, then runs it.
+# Evaluate a checkpoint with its recipe's metric: prints the fairseq command, runs it, and prints the
+# scores as JSON.
 set -eu
 
 usage() {
@@ -7,7 +8,7 @@ usage() {
 usage: scripts/score.sh RECIPE CHECKPOINT [flags...]
   RECIPE      as for scripts/train.sh: fairseq-generate and BLEU for translation, fairseq-eval-lm and
               perplexity for language models, fairseq-validate for masked language models and
-              classifiers, fairseq-dpq-squad for SQuAD. scripts/score_nmt.sh is the same script
+              classifiers, fairseq-dpq-squad for SQuAD
   CHECKPOINT  of scripts/train.sh, fairseq-dpq-compact or fairseq-dpq-quantize; A.pt:B.pt is an
               ensemble
 Flags after CHECKPOINT come last and win, e.g. --gen-subset valid or --beam 1.
@@ -77,11 +78,14 @@ if [ "${DRY_RUN:-0}" = 0 ]; then
         fail "no split '$subset' in DATA '$folder'; choose another one by --valid-subset"
     [ -f "$needs_file" ] || fail "no $needs_file; run: scripts/prepare.sh $data, or set DATA"
 fi
-show "fairseq-$program" "$@"
-[ "${DRY_RUN:-0}" = 0 ] || exit 0
-[ "$metric" != squad ] || run_module fairseq_dpq.cli.squad "$@"
-[ "$metric" = bleu ] || exec "$python" -m "fairseq_cli.$(echo "$program" | tr - _)" "$@"
-"$python" -m fairseq_cli.generate "$@"
-set -- "$out/generate-$subset.txt" --reference "$needs_file"
-[ -z "$tokenized" ] || set -- "$@" --tokenized-reference "$tokenized"
-run_module fairseq_dpq.cli.score "$@"
+if [ "${DRY_RUN:-0}" != 0 ]; then
+    show "fairseq-$program" "$@"
+    exit 0
+fi
+show "fairseq-$program" "$@" >&2 # the scores alone are on standard output, as JSON
+[ "$metric" != squad ] || run_module fairseq_dpq.cli.squad --json "$@"
+[ "$metric" = bleu ] || run_module experiments.score "$metric" -- "$@"
+# Flags of experiments.score come before --, those of fairseq-generate behind it.
+[ -z "$tokenized" ] || set -- --tokenized-reference "$tokenized" -- "$@"
+[ -n "$tokenized" ] || set -- -- "$@"
+run_module experiments.score bleu --output "$out/generate-$subset.txt" --reference "$needs_file" "$@"

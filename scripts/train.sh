@@ -6,8 +6,6 @@ usage() {
     # shellcheck disable=SC2046 # names are words
     cat <<TEXT
 usage: scripts/train.sh RECIPE METHOD [fairseq-train flags...]
-       scripts/train_lm.sh DATASET SIZE METHOD ...: RECIPE DATASET_SIZE, e.g. ptb small
-       scripts/train_nmt.sh RECIPE METHOD ...: the same as train.sh
   RECIPE   $(one_of $(recipe_names) | fold -s -w 80 | sed 's/ *$//; 2,$s/^/           /')
   METHOD   full (plain table), sx, vq (DPQ-SX, DPQ-VQ), or another one of the recipe
 Flags after METHOD come last and win, e.g. --max-epoch 2 or --dpq-K 16. Give such a variant its own

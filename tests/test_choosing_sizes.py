@@ -30,8 +30,8 @@ def test_choices_are_powers_of_two_and_common_divisors() -> None:
     found = all_choices([Size(40, 12), Size(90, 8)], (False,))
     assert {(c.K, c.D) for c in found} == {(K, D) for K in (2, 4) for D in (1, 2, 4)}
     one = next(c for c in found if (c.K, c.D) == (4, 4))
-    # a byte a row, 4 x 12 and 4 x 8 values, two checksums of 32 bytes
-    assert one.bytes == 40 + 90 + 4 * 4 * 20 + 64
+    # a byte a row, 4 x 12 and 4 x 8 values
+    assert one.bytes == 40 + 90 + 4 * 4 * 20
     assert one.ratio == 4 * (40 * 12 + 90 * 8) / one.bytes
     assert one.flags() == "--dpq-K 4 --dpq-D 4" and one.bits == 8
 
@@ -53,7 +53,7 @@ def test_error_of_planted_rows() -> None:
     rows = values[torch.arange(4), codes].reshape(500, 12)
 
     def error(K: int, D: int, shared: bool = False) -> float:
-        return fit_error(rows, Choice(K, D, shared, 0, 0.0))
+        return fit_error(rows, K, D, shared)
 
     assert error(2, 4) < 1e-10 and error(4, 2) < 1e-10 and error(8, 4, True) < 1e-10
     assert error(2, 2) > 0.05 and error(4, 4, True) > 0.01

@@ -1,5 +1,5 @@
-"""Help against codes that nobody uses: k-means start, re-seeding, EMA centroids, the rotation
-trick; and several workers, which must hold the same numbers as one."""
+"""Help against codes that nobody uses: re-seeding, EMA centroids, the rotation trick; and several
+workers, which must hold the same numbers as one."""
 
 from __future__ import annotations
 
@@ -15,61 +15,10 @@ import torch.multiprocessing as mp
 
 import helpers.layers
 from fairseq_dpq import DPQEmbedding, collect_regularizer
-from fairseq_dpq.kmeans import kmeans
 
 
 def make(**options: object) -> DPQEmbedding:
     return helpers.layers.make(60, 12, 1, **{"K": 8, "D": 3, **options})
-
-
-# k-means start ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["sx", "vq"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_kmeans_start_is_kmeans_of_the_tokens_seen(method: str, shared: bool) -> None:
-    layer = make(method=method, kmeans_init=2, share_subspaces=shared, distance="euclidean")
-    first, second = torch.tensor([[3, 3, 4, 1]]), torch.tensor([3, 9, 20, 33, 41, 1, 55, 20])
-    start = layer.codebook().keys.detach().clone()
-    layer(first).sum().backward()
-    assert torch.equal(layer.codebook().keys, start) and float(layer.start_updates) == 1
-    layer(second).sum().backward()  # sets the keys; the gradient is still that of the old ones
-    tokens = torch.tensor([3, 4, 9, 20, 33, 41, 55])
-    counts = torch.tensor([3.0, 1, 1, 2, 1, 1, 1])
-    points = layer.query.detach()[tokens].view(7, 3, 4)
-    if shared:
-        wanted = kmeans(points.reshape(1, 21, 4), 8, weight=counts.repeat_interleave(3))
-    else:
-        wanted = kmeans(points.transpose(0, 1).contiguous(), 8, weight=counts)
-    assert torch.equal(layer.codebook().keys, wanted)
-    assert not layer.start_counts.any()  # nothing is collected any more
-    after = layer.codebook().keys.detach().clone()
-    layer(second)
-    assert torch.equal(layer.codebook().keys, after)
-
-
-def test_a_parameter_set_in_the_forward_pass_does_not_spoil_its_gradient() -> None:
-    for options in ({"kmeans_init": 1}, {"reseed_after": 1, "K": 50}):
-        plain = make(**{key: v for key, v in options.items() if key == "K"})
-        helped = make(**options)
-        helped.load_state_dict(plain.state_dict(), strict=False)
-        up = torch.randn(30, 12)
-        for layer in (plain, helped):
-            (layer(torch.arange(2, 32)) * up).sum().backward()
-        assert not torch.equal(plain.keys, helped.keys)  # it was set
-        for name in ("query", "keys", "values"):
-            assert torch.equal(getattr(plain, name).grad, getattr(helped, name).grad), name
-
-
-def test_kmeans_start_uses_more_codes() -> None:
-    def used(kmeans_init: int) -> float:
-        layer = make(K=32, method="vq", kmeans_init=kmeans_init, normalize=False)
-        with torch.no_grad():
-            layer.values.mul_(0.05)  # centroids start far inside the queries, as after a bad init
-        layer(torch.arange(60))
-        return layer.code_usage()["used"].float().mean().item()
-
-    assert used(0) < 20 < used(1)
 
 
 # Re-seeding ---------------------------------------------------------------------------------------
@@ -78,44 +27,36 @@ def test_kmeans_start_uses_more_codes() -> None:
 @pytest.mark.parametrize("method", ["sx", "vq"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_dead_codes_move_to_queries_after_their_time(method: str, shared: bool) -> None:
-    layer = make(
-        method=method, reseed_after=3, share_subspaces=shared, distance="euclidean", normalize=False
-    )
+    layer = make(method=method, schedule="warmup", reseed_after=3, share_subspaces=shared)
     G = 1 if shared else 3
     with torch.no_grad():
         layer.codebook().keys[:, 5] = 1e3  # nobody is near
     tokens = torch.arange(2, 60)
-    with torch.no_grad():
-        dead = [5]
-        for update in range(3):
-            before = layer.codebook().keys.detach().clone()
-            values = layer.values.detach().clone()
-            assert torch.equal(layer.idle[:, 5], torch.full((G,), float(update)))
-            layer(tokens)
-            moved = (layer.codebook().keys != before).any(-1)
-            assert moved.any() == (update == 2)
-        assert moved[:, 5].all()
-        q = layer.query[tokens].view(58, 3, 4)
-        for g in range(G):
-            pool = q.reshape(-1, 4) if shared else q[:, g]
-            for k in moved[g].nonzero().flatten().tolist():
-                hit = (layer.codebook().keys[g, k] == pool).all(-1)
-                assert hit.any()  # the very query of a token that was seen
-                if method == "sx":  # the value of that token's code: its embedding does not jump
-                    assert (layer.values[g, k] == values[g]).all(-1).any()
-                    assert k in dead or not torch.equal(layer.values[g, k], values[g, k])
-        assert not layer.idle[:, 5].any()
+    q = layer.query.detach()[tokens].view(58, 3, 4)
+    for update in range(3):
+        assert torch.equal(layer.idle[:, 5], torch.full((G,), float(update)))
+        assert bool((layer.codebook().keys[:, 5] == 1e3).all())
+        values = layer.values.detach().clone()
         layer(tokens)
-        assert not layer.idle[:, 5].any()  # in use now
+    for g in range(G):
+        pool = q.reshape(-1, 4) if shared else q[:, g]
+        # the very query of a token that was seen
+        assert (layer.codebook().keys[g, 5] == pool).all(-1).any()
+        if method == "sx":  # the value of that token's code: its embedding does not jump
+            assert (layer.values[g, 5] == values[g]).all(-1).any()
+            assert not torch.equal(layer.values[g, 5], values[g, 5])
+    assert not layer.idle[:, 5].any()
+    layer(tokens)
+    assert not layer.idle[:, 5].any()  # in use now
 
 
 def test_reseeding_revives_codes() -> None:
     def used(reseed_after: int) -> float:
-        layer = make(K=32, method="vq", reseed_after=reseed_after, normalize=False)
+        layer = make(K=32, method="vq", reseed_after=reseed_after, schedule="warmup")
         with torch.no_grad():
             layer.values[:, 4:] = 100.0
-            for _ in range(12):
-                layer(torch.arange(60))
+        for _ in range(12):
+            layer(torch.arange(60))
         return layer.code_usage()["used"].float().mean().item()
 
     assert used(0) <= 4 and used(2) > 16
@@ -127,7 +68,7 @@ def test_reseeding_revives_codes() -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_ema_equals_numpy(shared: bool) -> None:
     decay = 0.8
-    layer = make(method="vq", ema_decay=decay, share_subspaces=shared, normalize=False)
+    layer = make(method="vq", ema_decay=decay, share_subspaces=shared, schedule="warmup")
     assert not layer.values.requires_grad
     G = 1 if shared else 3
     values = layer.values.detach().double().numpy()
@@ -158,7 +99,7 @@ def test_ema_equals_numpy(shared: bool) -> None:
 
 
 def test_ema_leaves_only_the_commitment_in_the_loss() -> None:
-    layer = make(method="vq", ema_decay=0.9, commitment=0.5, normalize=False)
+    layer = make(method="vq", ema_decay=0.9, commitment=0.5, schedule="warmup")
     out = layer(torch.arange(2, 60))
     error = (out.detach() - layer.query.detach()[2:]).pow(2).sum(1).mean()
     torch.testing.assert_close(collect_regularizer(layer).detach(), 0.5 * error)
@@ -169,7 +110,7 @@ def test_ema_leaves_only_the_commitment_in_the_loss() -> None:
 
 def test_rotation_trick_equals_numpy() -> None:
     """The gradient goes through the map that turns the query onto its centroid and scales it."""
-    layer = make(method="vq", rotation_trick=True, normalize=False)
+    layer = make(method="vq", rotation_trick=True, schedule="warmup")
     tokens = torch.tensor([4, 9, 33])
     out = layer(tokens)
     up = torch.randn(3, 12)
@@ -206,7 +147,7 @@ def test_rotation_trick_changes_only_the_gradient() -> None:
 
 
 def test_rotation_trick_at_its_poles() -> None:
-    layer = make(method="vq", rotation_trick=True, normalize=False, K=2, D=1)
+    layer = make(method="vq", rotation_trick=True, schedule="warmup", K=2, D=1)
     with torch.no_grad():
         layer.query[5] = 0  # no direction
         layer.query[6] = layer.values[0, 0]  # nothing to turn
@@ -217,15 +158,15 @@ def test_rotation_trick_at_its_poles() -> None:
 
 # Workers ------------------------------------------------------------------------------------------
 
-CONFIGS = [
+CONFIGS: list[dict] = [
     {"method": "sx"},
     {"method": "sx", "share_subspaces": True},
-    {"method": "vq", "ema_decay": 0.9},
-    {"method": "vq", "ema_decay": 0.9, "share_subspaces": True, "normalize": False},
-    {"method": "sx", "kmeans_init": 2},
-    {"method": "vq", "kmeans_init": 2, "ema_decay": 0.9},
+    {"method": "vq", "schedule": "warmup"},
+    {"method": "vq", "schedule": "warmup", "share_subspaces": True},
+    {"method": "sx", "schedule": "warmup", "warmup_updates": 2, "ramp_updates": 2},
+    {"method": "vq", "schedule": "warmup", "warmup_updates": 2, "ramp_updates": 2},
     {"method": "sx", "reseed_after": 2, "K": 40},
-    {"method": "vq", "reseed_after": 2, "K": 40, "ema_decay": 0.9},
+    {"method": "vq", "schedule": "warmup", "reseed_after": 2, "K": 40},
 ]
 UPDATES = 5
 
@@ -284,5 +225,5 @@ def test_two_workers_hold_the_same_numbers_as_one_process(workers: list, number:
             torch.testing.assert_close(value, one[update][key], rtol=1e-5, atol=1e-6)
     start = make(**CONFIGS[number]).state_dict()
     changed = {key for key, value in one[-1].items() if not torch.equal(value, start[key])}
-    assert changed >= ({"values"} if "ema_decay" in CONFIGS[number] else set())
+    assert changed >= ({"values"} if "schedule" in CONFIGS[number] else set())
     assert "query" not in changed

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from fairseq_dpq import DPQConfig, DPQConfigError, DPQEmbedding
-from fairseq_dpq.config import PluginConfig
-from fairseq_dpq.methods import METHODS
+from fairseq_dpq import DPQConfigError, DPQEmbedding
+from fairseq_dpq.config import format_flag
+from fairseq_dpq.fairseq_plugin.options import PluginOptions, flag_fields
+from fairseq_dpq.methods import METHODS, make_options
+from fairseq_dpq.methods.base import TableUse
 
 
 @pytest.mark.parametrize(
@@ -25,21 +25,13 @@ from fairseq_dpq.methods import METHODS
             {"method": "pq"},
             "method='pq': choose one of sx, vq, low_rank, random_codes, kd_codes, fixed_codes",
         ),
-        ({"distance": "l1"}, "distance='l1': choose one of dot, euclidean, cosine"),
-        (
-            {"method": "vq", "distance": "cosine"},
-            "distance='cosine': vq compares by euclidean distance only; leave it out, or use "
-            "method='sx'",
-        ),
-        (
-            {"method": "vq", "key_dim": 8},
-            "key_dim=8: the keys of vq are its values, of size 32 (embedding size / D); leave it "
-            "out, or use method='sx'",
-        ),
-        ({"key_dim": 0}, "key_dim=0: must be 1 or more, or left out"),
+        ({"schedule": "late"}, "schedule='late': choose one of warmup, paper"),
         ({"tau": 0.0}, "tau=0.0: must be above 0; try 1.0"),
         ({"tau": float("nan")}, "tau=nan: must be above 0; try 1.0"),
-        ({"method": "vq", "reg_weight": -1.0}, "reg_weight=-1.0: must not be negative; try 1.0"),
+        (
+            {"method": "vq", "regularizer_weight": -1.0},
+            "regularizer_weight=-1.0: must not be negative; try 0.005",
+        ),
         ({"method": "vq", "commitment": -0.5}, "commitment=-0.5: must not be negative; try 0.5"),
         (
             {"commitment": 0.5},
@@ -47,11 +39,15 @@ from fairseq_dpq.methods import METHODS
         ),
         (
             {"method": "vq", "ema_decay": 1.0},
-            "ema_decay=1.0: must be in [0, 1); try 0.99, or 0 for off",
+            "ema_decay=1.0: must be between 0 and 1; try 0.99",
         ),
         ({"ema_decay": 0.9}, "ema_decay=0.9 has no effect with method='sx'; use method='vq'"),
-        ({"reg_weight": 2.0}, "reg_weight=2.0 has no effect with method='sx'; use method='vq'"),
-        ({"reg_weight": 1.0}, "reg_weight=1.0 has no effect with method='sx'; use method='vq'"),
+        ({"sparse": 1}, "sparse=1: must be a bool"),
+        (
+            {"centroids": 3},
+            "centroids=3: there is no such option; sx takes sparse, K, D, share_subspaces, "
+            "schedule, warmup_updates, ramp_updates, reseed_after, tau",
+        ),
         (
             {"method": "low_rank", "rank": 4, "share_subspaces": True},
             "share_subspaces=True has no effect with method='low_rank'; use method='sx' or "
@@ -69,7 +65,6 @@ from fairseq_dpq.methods import METHODS
             {"rotation_trick": True},
             "rotation_trick=True has no effect with method='sx'; use method='vq'",
         ),
-        ({"kmeans_init": -1}, "kmeans_init=-1: must be 0 (off) or a number of updates"),
         ({"reseed_after": -1}, "reseed_after=-1: must be 0 (off) or a number of updates"),
     ],
     ids=lambda x: "-".join(map(str, x.values())) if isinstance(x, dict) else "",
@@ -93,64 +88,85 @@ def test_sizes_of_the_table_itself() -> None:
     with pytest.raises(ValueError, match="num_embeddings=0: must be 1 or more"):
         DPQEmbedding(0, 512)
     with pytest.raises(ValueError, match="D=16 does not divide embedding_dim=0; try a positive"):
-        DPQEmbedding(10, 0)
-    with pytest.raises(TypeError, match="centroids"):
-        DPQEmbedding(10, 512, centroids=3)
+        DPQEmbedding(10, 0, D=16)
 
 
 def test_what_looks_odd_but_is_right() -> None:
-    DPQConfig(method="vq", distance="euclidean", key_dim=32).validate(512)  # what vq has anyway
-    DPQConfig(K=2, D=512).validate(512)
+    make_options("sx", {"K": 2, "D": 512, "tau": 1}).validate(512)
     assert DPQEmbedding(10, 32, -1, D=4).padding_idx == 9
 
 
 def test_a_caller_may_word_its_own_errors() -> None:
-    def say(name: str, value: object) -> str:
-        return f"--dpq-{name} {value}"
-
     with pytest.raises(DPQConfigError) as error:
-        DPQConfig(D=48).validate(512, say, "--encoder-embed-dim")
+        make_options("sx", {"D": 48}).validate(512, format_flag, "--encoder-embed-dim")
     assert str(error.value) == "--dpq-D 48 does not divide --encoder-embed-dim 512; try 32 or 64"
 
 
 def test_formula_sizes_by_hand() -> None:
     # 32k x 512, K = 32, D = 128: 128 * 5 bits a row and 32 * 512 values
-    config = DPQConfig(K=32, D=128)
+    config = make_options("sx", {"K": 32, "D": 128})
     assert config.compact_bits(32000, 512) == 32000 * 640 + 32 * 32 * 512
     assert config.compression_ratio(32000, 512) == 32 * 512 * 32000 / (20480000 + 524288)
-    shared = DPQConfig(K=32, D=128, share_subspaces=True)
+    shared = make_options("vq", {"K": 32, "D": 128, "share_subspaces": True})
     assert shared.compact_bits(32000, 512) == 32000 * 640 + 32 * 32 * 4
     # K = 5 takes 3 bits
-    assert DPQConfig(K=5, D=2).compact_bits(10, 4) == 10 * 2 * 3 + 32 * 5 * 4
+    assert make_options("sx", {"K": 5, "D": 2}).compact_bits(10, 4) == 10 * 2 * 3 + 32 * 5 * 4
     assert DPQEmbedding(10, 4, K=5, D=2).compression_ratio() == 32 * 40 / 700
 
 
-def test_defaults_follow_the_method() -> None:
-    sx, vq = METHODS["sx"], METHODS["vq"]
-    assert sx.distance(DPQConfig()).name == "dot"
-    assert vq.distance(DPQConfig(method="vq")).name == "euclidean"
-    assert sx.shapes(DPQConfig(D=4), 10, 32)["keys"] == (4, 32, 8)
-    assert sx.shapes(DPQConfig(D=4, key_dim=3), 10, 32)["keys"] == (4, 32, 3)
+def test_plugin_options_of_each_table() -> None:
+    plugin = PluginOptions(decoder_K=16, given={"K": 8, "D": 4, "tau": 0.5})
+    assert plugin.of_table(False) == make_options("sx", {"K": 8, "D": 4, "tau": 0.5})
+    assert plugin.of_table(True) == make_options("sx", {"K": 16, "D": 4, "tau": 0.5})
+    assert not PluginOptions().enabled and plugin.enabled
+    assert PluginOptions(method="low_rank", given={"rank": 3}).enabled
+    assert all(f.metadata["help"] for f in flag_fields())
 
 
-def test_plugin_options_include_the_layers() -> None:
-    layer = {field.name for field in dataclasses.fields(DPQConfig)}
-    plugin = PluginConfig(K=8, D=4, decoder_K=16, tau=0.5)
-    assert set(plugin.layer_options()) == layer
-    assert plugin.table_config(decoder=False) == DPQConfig(K=8, D=4, tau=0.5)
-    assert plugin.table_config(decoder=True) == DPQConfig(K=16, D=4, tau=0.5)
-    assert not PluginConfig().enabled and plugin.enabled
-    assert all(field.metadata["help"] for field in dataclasses.fields(PluginConfig))
+def test_sizes_that_are_left_out() -> None:
+    """A quarter of the embedding size, half of it if tied, as near as a divisor comes."""
+    layer = DPQEmbedding(10, 200)
+    assert (layer.config.K, layer.config.D) == (32, 50)
+    assert tuple(layer.values.shape) == (50, 32, 4)
+    tied = make_options("vq", {}).resolved(TableUse(200, tied=True))
+    assert (tied.K, tied.D) == (32, 100)
+    assert "D" not in make_options("low_rank", {"rank": 2}).keywords()
+    assert make_options("kd_codes", {}).resolved(TableUse(200)).D == 32
+    # 50 codes of 3 bits a row and 8 * 200 values
+    assert make_options("sx", {"K": 8}).compact_bits(10, 200) == 10 * 150 + 32 * 8 * 200
 
 
-def test_D_that_is_left_out_divides_the_embedding_size() -> None:
-    assert DPQConfig().D is None
-    assert DPQEmbedding(10, 512).config.D == 16
-    layer = DPQEmbedding(10, 200, K=8)
-    assert layer.config.D == 20 and tuple(layer.values.shape) == (20, 8, 10)
-    assert tuple(layer.eval().codes().shape) == (10, 20)
-    # 20 codes of 3 bits a row and 8 * 200 values
-    assert DPQConfig(K=8).compact_bits(10, 200) == 10 * 60 + 32 * 8 * 200
-    assert DPQConfig(method="low_rank", rank=2).resolved(embedding_dim=200).D is None
-    with pytest.raises(DPQConfigError, match="D=16 does not divide embedding_dim=200"):
-        DPQEmbedding(10, 200, D=16)
+def test_methods_with_one_name_or_one_option_twice_are_refused() -> None:
+    from dataclasses import dataclass
+
+    from fairseq_dpq.config import option
+    from fairseq_dpq.methods.base import register_method
+    from fairseq_dpq.methods.low_rank import LowRank, LowRankOptions
+
+    @dataclass
+    class Other(LowRankOptions):
+        pass
+
+    class Twice(LowRank):
+        options = Other
+
+    with pytest.raises(ValueError, match="there is already a method called 'low_rank'"):
+        register_method(Twice)
+
+    class Shares(LowRank):
+        name = "shares"
+
+    with pytest.raises(ValueError, match="options of method 'shares' belong to another one"):
+        register_method(Shares)
+
+    @dataclass
+    class Clash(LowRankOptions):
+        tau: int = option(3, "not that of sx")
+
+    class Clashes(LowRank):
+        name = "clashes"
+        options = Clash
+
+    with pytest.raises(ValueError, match="option 'tau' of method 'clashes' differs"):
+        register_method(Clashes)
+    assert {"shares", "clashes"}.isdisjoint(METHODS)

@@ -40,7 +40,7 @@ MADE = [
     "unrecognized arguments: --dpq-K 32",
     "did you mean --dpq-K?",
     "pip install 'fairseq-dpq[fairseq]' brings it",
-    "--dpq-reg-weight",
+    "--dpq-regularizer-weight",
     "has no effect with --dpq-method sx; use --dpq-method vq",
     "Key 'dpq_K' not in",
     bits_note(33),

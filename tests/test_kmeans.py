@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_dpq import kmeans as module
-from fairseq_dpq.kmeans import assign, kmeans, means
+from fairseq_dpq.training import kmeans as module
+from fairseq_dpq.training.kmeans import assign, kmeans, means
 
 
 def test_finds_separate_clusters_in_each_subspace() -> None:

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from fairseq_dpq.checkpoints import loading
-from fairseq_dpq.checkpoints.loading import load_checkpoint
 from fairseq_dpq.cli import compact
+from fairseq_dpq.files import loading
+from fairseq_dpq.files.loading import load_checkpoint
 from fairseq_dpq.marker import KEY, DPQ_checkpoint__add__user_dir_fairseq_dpq, marked
 from helpers import fsq
 from helpers.plugin_runs import TRANSFORMER, train

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fairseq_dpq import CompactEmbedding
-from fairseq_dpq.memory import large_zeros, memory_of
+from fairseq_dpq.files.memory import large_zeros, memory_of
 
 SMAPS = Path("/proc/self/smaps")
 

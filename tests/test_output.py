@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_dpq import CodesLinear, CompactEmbedding
-from fairseq_dpq.output import CodesWeight
+from fairseq_dpq.output import StoredWeight
 from helpers.native_cases import no_library, random_form
 
 
@@ -76,7 +76,7 @@ def test_a_stand_in_serves_linear_without_the_table(no_dense: None) -> None:
     torch.manual_seed(0)
     form = CompactEmbedding.from_codes(torch.randint(6, (50, 4)), torch.randn(4, 6, 3), 12)
     table = form(torch.arange(50))
-    weight: Any = CodesWeight(form)
+    weight: Any = StoredWeight(form)
     h, bias = torch.randn(2, 12), torch.randn(50)
     for found in (F.linear(h, weight, bias), F.linear(h, weight=weight, bias=bias)):
         assert torch.allclose(found, F.linear(h, table, bias), atol=1e-5)
@@ -86,7 +86,7 @@ def test_a_stand_in_serves_linear_without_the_table(no_dense: None) -> None:
 def test_a_stand_in_is_the_table_to_everything_else() -> None:
     torch.manual_seed(0)
     form = CompactEmbedding.from_codes(torch.randint(6, (50, 4)), torch.randn(4, 6, 3), 12)
-    weight: Any = CodesWeight(form)
+    weight: Any = StoredWeight(form)
     table = form.dense()
     h = torch.randn(2, 12)
     assert torch.equal(h @ weight.t(), h @ table.t())

@@ -1,19 +1,14 @@
-"""README.md: its Python snippets run and print what it says; its table of options is that of the
-options' dataclasses. `python tests/test_readme.py` writes the table."""
+"""README.md: its Python snippets run and print what it says, and the files it names exist."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
-from fairseq_dpq.config import DPQConfig, PluginConfig, flag, flag_fields
-
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-TABLE = re.compile(r"(<!-- options: [^\n]* -->\n)(.*?)(<!-- end of options -->)", re.DOTALL)
 
 
 def snippets() -> list[tuple[str, str]]:
@@ -25,28 +20,6 @@ def snippets() -> list[tuple[str, str]]:
         if kind == "python":
             found.append((code, output if after == "text" else ""))
     return found
-
-
-def options_table() -> str:
-    """The table of options, from the fields of the dataclasses."""
-    layer = {field.name: field for field in dataclasses.fields(DPQConfig)}
-    lines = ["| keyword | flag | default | meaning |", "|---|---|---|---|"]
-    for field in dataclasses.fields(PluginConfig):
-        flag = "`--dpq-" + field.metadata.get("flag", field.name).replace("_", "-") + "`"
-        if field not in flag_fields():
-            flag = ""
-        shown = layer.get(field.name, field)
-        keyword = f"`{field.name}`" if field.name in layer else ""
-        default = "" if shown.default is None else f"`{shown.default}`"
-        meaning = shown.metadata["help"]
-        if field.name == "K":
-            meaning += "; as a flag 0 by default: DPQ is off"
-        elif "flag" in field.metadata:  # its help text is the flag's, which switches it off
-            meaning = f"the flag: {meaning}"
-        if "choices" in field.metadata:
-            meaning = f"one of {', '.join(field.metadata['choices'])}. {meaning}"
-        lines.append(f"| {keyword} | {flag} | {default} | {meaning} |".replace("|  |", "| |"))
-    return "\n".join(lines) + "\n"
 
 
 def test_there_are_snippets() -> None:
@@ -69,18 +42,6 @@ def test_snippets_run_and_print_what_the_readme_says(
     assert capsys.readouterr().out == output
 
 
-def test_options_are_those_of_the_dataclasses() -> None:
-    found = TABLE.search(README.read_text(encoding="utf-8"))
-    assert found is not None
-    assert found.group(2) == options_table(), "run: python tests/test_readme.py"
-
-
-def test_flags_are_those_of_fairseq_train() -> None:
-    table = options_table()
-    for field in flag_fields():
-        assert f"`{flag(field.name)}`" in table
-
-
 def test_files_that_the_readme_names_exist() -> None:
     text = README.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)]+)\)", text):
@@ -88,10 +49,3 @@ def test_files_that_the_readme_names_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for name in re.findall(r"\bmake ([a-z][a-z-]*)", text):
         assert f"\n{name}:" in makefile, name
-
-
-if __name__ == "__main__":
-    written = TABLE.sub(
-        lambda m: m.group(1) + options_table() + m.group(3), README.read_text(encoding="utf-8")
-    )
-    README.write_text(written, encoding="utf-8")

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.datasets.__main__ import MODULES, main, prepare
+
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = (ROOT / "tests" / "golden_commands.txt").read_text(encoding="utf-8")
 CASES = re.findall(r"^\$ (.*)\n((?:.*\n)*?)rc=(\d)$", GOLDEN, re.MULTILINE)
-OLD_NAMES = ("train_lm.sh", "train_nmt.sh", "score_nmt.sh")
 SCRIPTS = sorted({re.findall(r"scripts/(\S+)", case[0])[0] for case in CASES})
 LAUNCH = ("WORLD_SIZE", "RANK", "WORKERS", "BATCH", "MICRO", "DATA", "SAVE_DIR", "OUT", "SHARE")
 LAUNCH += ("BERT", "PRETRAINED")
@@ -42,8 +43,7 @@ def _run(root: Path, command: str, **env: str) -> tuple[int, str]:
 
 
 def test_golden_list_has_every_recipe_with_every_method() -> None:
-    listed = {"_".join(case[0].split(".sh ")[1].split()[:3]) for case in CASES if "_lm" in case[0]}
-    listed |= {"_".join(case[0].split(".sh ")[1].split()[:2]) for case in CASES}
+    listed = {"_".join(case[0].split(".sh ")[1].split()[:2]) for case in CASES}
     recipes = [path.stem for path in (ROOT / "recipes").glob("*.conf")]
     assert len(recipes) >= 12
     for recipe in recipes:
@@ -54,30 +54,12 @@ def test_golden_list_has_every_recipe_with_every_method() -> None:
             assert f"{recipe}_{method}" in listed
 
 
-def test_golden_list_has_every_old_name() -> None:
-    counts = [sum(f"scripts/{name}" in case[0] for case in CASES) for name in OLD_NAMES]
-    assert min(counts) >= 12 and set(OLD_NAMES) <= set(SCRIPTS)
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_commands_are_those_of_the_golden_list(script: str) -> None:
     for command, output, code in CASES:
         if f"scripts/{script} " not in command:
             continue
         assert _run(ROOT, command) == (int(code), output), command
-
-
-def test_train_lm_and_train_nmt_are_names_of_train() -> None:
-    for old, new in (
-        ("train_lm.sh ptb small sx --cpu", "train.sh ptb_small sx --cpu"),
-        ("train_nmt.sh multi30k vq --cpu", "train.sh multi30k vq --cpu"),
-        ("score_nmt.sh wmt19 a.pt", "score.sh wmt19 a.pt"),
-    ):
-        code, output = _run(ROOT, f"scripts/{old}")
-        assert (code, output.replace(old.split()[0], new.split()[0])) == _run(
-            ROOT, f"scripts/{new}"
-        )
-        assert code == 0
 
 
 def test_language_models_are_scored_by_perplexity() -> None:
@@ -139,7 +121,6 @@ def test_recipe_is_one_file(checkout: Path) -> None:
         2,
         "train.sh: no dict.txt in DATA 'data-bin/toy'; run: scripts/prepare.sh toy\n",
     )
-    assert " toy " in _run(checkout, "scripts/prepare.sh")[1]
 
 
 def test_each_recipe_scores_its_own_split(checkout: Path) -> None:
@@ -233,15 +214,28 @@ def test_unknown_recipe(name: str) -> None:
     assert " iwslt15-vi-en, " in output and " wmt19" in output and " or " in output
 
 
-@pytest.mark.parametrize("name", ["iwslt15", "multi30k", "ptb", "wikitext2", "wmt19"])
-def test_prepare_runs_the_module_of_the_data_set(name: str) -> None:
-    for command in (f"prepare.sh {name}", f"prepare_{name}.sh"):
-        code, output = _run(ROOT, f"scripts/{command} --force", PYTHON="echo")
-        assert (code, output.splitlines()[-1]) == (0, f"-m fairseq_dpq.datasets.{name} --force")
+def test_every_recipe_has_its_data_set() -> None:
+    parts = [path.read_text() for path in (ROOT / "recipes").iterdir()]
+    names = {name for text in parts for name in re.findall(r"^data=(\w+)$", text, re.MULTILINE)}
+    assert len(names) > 15 and names <= set(MODULES)
 
 
-def test_prepare_refuses_unknown_names() -> None:
-    code, output = _run(ROOT, "scripts/prepare.sh archives")
-    message, _, names = output.partition("; choose one of: ")
-    assert (code, message) == (2, "prepare.sh: NAME 'archives' is unknown")
-    assert {"iwslt15", "multi30k", "ptb", "wikitext2", "wmt19"} <= set(names.split())
+def test_prepare_knows_every_name_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "datasets.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`scripts/prepare\.sh (\w+)", page)) - {"NAME"}
+    names |= {f"glue{end}" for end in re.findall(r"`(_\w+)`", page)} | {"squad2"}
+    assert names == set(MODULES)
+    for name in sorted(names):
+        with pytest.raises(SystemExit) as end:
+            prepare(name, ["--help"])
+        assert end.value.code == 0 and f"usage: prepare.sh {name} " in capsys.readouterr().out
+
+
+def test_prepare_refuses_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = _run(ROOT, "scripts/prepare.sh ptb --force", PYTHON="echo")
+    assert (code, output.splitlines()[-1]) == (0, "-m experiments.datasets ptb --force")
+    for words in (["archives"], ["../ptb"]):
+        assert main(words) == 2
+        message, _, names = capsys.readouterr().err.partition("; choose one of: ")
+        assert message == f"prepare.sh: NAME {words[0]!r} is unknown"
+        assert set(names.strip().split(", ")) == set(MODULES)

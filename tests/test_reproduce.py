@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_dpq.reproduce import report, run
-from fairseq_dpq.reproduce.planning import ReproduceError, find_table, plan, slug
-from fairseq_dpq.reproduce.rows import CPU, FIGURES, TABLES
+from experiments.reproduce import run
+from experiments.reproduce.rows import CPU, SCORES, TABLES
+from experiments.reproduce.run import Plan, find_table, ratios, slug
+from fairseq_dpq.runs.folder import RunsError
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path("out")
 
 
 def commands(table: str, *rows: str, scale: str = "paper", **more) -> dict[str, list[str]]:
-    items = plan(find_table(table), scale, OUT, rows, **more)
-    return {item.name: [str(step) for step in item.steps] for item in items}
+    jobs = Plan(find_table(table), scale, OUT, **more).jobs(rows)
+    return {job.name: job.commands() for job in jobs}
 
 
 def test_a_row_that_starts_from_the_full_table_brings_it_along() -> None:
@@ -43,7 +44,7 @@ def test_a_row_that_starts_from_the_full_table_brings_it_along() -> None:
 
 
 def test_scales_and_further_flags() -> None:
-    found = commands("T5", "pq-k-128", scale="cpu", more=["--seed", "2"], subset="valid")
+    found = commands("T5", "pq-k-128", scale="cpu", more=("--seed", "2"), subset="valid")
     assert list(found) == ["ptb_small/full", "ptb_small/pq-k-128"]
     assert found["ptb_small/full"][0] == (
         "SAVE_DIR=out/ptb_small/full scripts/train.sh ptb_small full --cpu --max-epoch 4 --seed 2"
@@ -60,8 +61,8 @@ def test_scales_and_further_flags() -> None:
     assert tuned["squad2/full"][-1].endswith("checkpoint_last.pt --subset dev")
     assert tuned["glue_cola/full"][-1].endswith("checkpoint_last.pt --valid-subset dev")
     assert tuned["bert_base/full"][-1].endswith("checkpoint_best.pt --valid-subset dev")
-    before = plan(find_table("T7"), "cpu", Path("out"), ["glue_cola/full"])[0]
-    assert (before.name, before.metric) == ("bert_small/full", "masked perplexity")
+    before, tuning = Plan(find_table("T7"), "cpu", OUT).jobs(["glue_cola/full"])
+    assert before.name == "bert_small/full" and tuning.after == (before.name,)
     # Two columns a group, whatever the width is.
     name = "pq-k-32-groups-of-2"
     assert "--dpq-K 32 --dpq-D 256" in commands("T8", name)[f"wmt19/{name}"][0]
@@ -69,11 +70,11 @@ def test_scales_and_further_flags() -> None:
 
 
 def test_wrong_names() -> None:
-    with pytest.raises(ReproduceError, match="TABLE 'T2' is unknown; choose one of T3, T4"):
+    with pytest.raises(RunsError, match="TABLE 'T2' is unknown; choose one of T3, T4"):
         find_table("T2")
-    with pytest.raises(ReproduceError, match="no row of this table has a name with nothing; it"):
+    with pytest.raises(RunsError, match="no row of this table has a name with nothing; it"):
         commands("T5", "nothing")
-    with pytest.raises(ReproduceError, match="a name with nothing; it has"):
+    with pytest.raises(RunsError, match="a name with nothing; it has"):
         commands("T5", "full", "nothing")
     assert slug("Chen'18+") == "chen18-plus" and slug("PQ K=64") == "pq-k-64"
 
@@ -85,7 +86,7 @@ def test_every_row_has_a_recipe_and_a_figure() -> None:
     seen = set()
     for table in TABLES.values():
         for row in table.rows:
-            assert (row.metric or table.metric) in FIGURES
+            assert (row.metric or table.metric) in SCORES
             assert row.paper is not None or row.label == "random codes"
             if row.recipe in CPU:
                 for recipe in (row.recipe, CPU[row.recipe][0]):
@@ -102,18 +103,12 @@ def test_every_row_has_a_recipe_and_a_figure() -> None:
             assert done.returncode == 0, done.stderr
 
 
-def test_figures_of_logs(tmp_path) -> None:
-    assert report.figure("perplexity", "x | Loss (base 2): 6.9, Perplexity: 119.43\n") == 119.43
-    text = "detokenised BLEU = 27.31 60.1/33.2\ntokenised BLEU = 28.02 61/34\n"
-    assert report.figure("BLEU", text) == 28.02
-    assert report.figure("masked perplexity", "valid | loss 6 | ppl 64.5 | wps 3") == 64.5
-    assert report.figure("accuracy", "valid | loss 0.2 | accuracy 91.25 | wps 3") == 91.25
-    assert report.figure("perplexity", "Traceback") is None
+def test_ratios_over_all_tables() -> None:
     rows = [
         {"full_bytes": 800, "formula_bytes": 10.0, "compact_bytes": 20},
         {"full_bytes": 200, "formula_bytes": 40.0, "compact_bytes": 80},
     ]
-    assert report.ratios("note\n" + json.dumps({"embeddings": rows})) == (20.0, 10.0)
+    assert ratios({"embeddings": rows}) == (20.0, 10.0)
 
 
 @pytest.fixture
@@ -122,8 +117,11 @@ def checkout(tmp_path, monkeypatch) -> Path:
     (tmp_path / "scripts").mkdir()
     train = 'echo "$@" >>trained; [ "$2" = full ] || [ -e second ] || '
     train += "{ : >second; echo no data; exit 3; }\n"
-    (tmp_path / "scripts" / "train.sh").write_text(train)
-    (tmp_path / "scripts" / "score.sh").write_text('echo "Perplexity: 117.25"\n')
+    (tmp_path / "scripts" / "train.sh").write_text("#!/bin/sh\n" + train)
+    score = '#!/bin/sh\necho note >&2; echo "{\\"perplexity\\": 117.25}"\n'
+    (tmp_path / "scripts" / "score.sh").write_text(score)
+    for script in (tmp_path / "scripts").iterdir():
+        script.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -137,7 +135,7 @@ def test_rows_are_run_once_and_resumed_after_a_failure(checkout, capsys) -> None
 
     assert run.main(argv) == 1
     errors = capsys.readouterr().err
-    assert "scripts/train.sh failed (3)" in errors and "\n    no data\n" in errors
+    assert "ptb_small/dpq-sx: FAILED, train: exit code 3: no data" in errors
     data = json.loads((checkout / "o" / "T5.json").read_text())
     ours = {row["name"]: row["score"] for row in data["rows"]}
     assert ours["ptb_small/full"] == 117.25 and ours["ptb_small/dpq-sx"] is None
@@ -152,7 +150,7 @@ def test_rows_are_run_once_and_resumed_after_a_failure(checkout, capsys) -> None
     ]
     page = (checkout / "o" / "T5.md").read_text()
     assert "| ptb_small | full | perplexity | 83.4 | 1.0 | 117.25 | 1.0 | 1.0 |" in page
-    assert "The paper's figures beside ptb_small are those of ptb_medium." in page
+    assert "The paper's results beside ptb_small are those of ptb_medium." in page
 
     assert run.main([*argv, "--", "--max-epoch", "1"]) == 2
     assert "o/ptb_small/full was made by other commands" in capsys.readouterr().err
@@ -168,3 +166,23 @@ def test_a_whole_name_means_that_row_alone() -> None:
         "ptb_small/full",
         "ptb_small/chen18-plus",
     ]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"status": "done"}'])
+def test_a_damaged_result_is_made_again(checkout, capsys, text: str) -> None:
+    argv = ["T5", "--rows", "small/full", "--out", "o"]
+    assert run.main(argv) == 0
+    result = checkout / "o" / "ptb_small" / "full" / "result.json"
+    result.write_text(text)
+    capsys.readouterr()
+    assert run.main([*argv, "--dry-run"]) == 0
+    assert "# ptb_small/full\n" in capsys.readouterr().out
+    assert run.main(argv) == 0
+    assert json.loads(result.read_text())["score"] == 117.25
+
+
+def test_out_that_is_a_file_is_one_line(checkout, capsys) -> None:
+    (checkout / "o").write_text("thesis")
+    assert run.main(["T5", "--rows", "small/full", "--out", "o"]) == 2
+    error = capsys.readouterr().err
+    assert error == "scripts/reproduce.sh: error: --out o is not a folder; give a folder\n"

@@ -9,7 +9,7 @@ from fairseq.optim.lr_scheduler.fixed_schedule import FixedLRSchedule
 from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
-from fairseq_dpq.optim import QuadraticWarmupSchedule
+from fairseq_dpq.fairseq_plugin.optim import QuadraticWarmupSchedule
 
 
 def _sgd(lr: float) -> SGD:

@@ -82,7 +82,7 @@ def test_wheel_asks_for_torch_and_only_the_extra_for_fairseq(wheel) -> None:
             if requirement.marker is None or requirement.marker.evaluate(environment)
         }
 
-    common = {"torch", "numpy", "tqdm", "safetensors"}
+    common = {"torch", "numpy", "tqdm", "safetensors", "filelock", "jinja2"}
     assert wanted("3.8") == wanted("3.13") == common
     tools = common | {"sacrebleu>=2", "sentencepiece"}
     old, new = tools | {"fairseq==0.12.2"}, tools | {"fairseq-fixed==0.12.3.1"}

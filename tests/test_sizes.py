@@ -28,8 +28,9 @@ def test_division_problem() -> None:
 
 
 def test_default_D_divides_the_embedding_size() -> None:
-    """16 where it divides; else the nearest divisor by ratio, the larger of two."""
-    found = {dim: default_D(dim) for dim in (512, 200, 300, 50, 12, 128, 37, 4, 1)}
-    assert found == {512: 16, 200: 20, 300: 15, 50: 25, 12: 12, 128: 16, 37: 37, 4: 4, 1: 1}
-    assert all(dim % D == 0 for dim, D in found.items())
-    assert default_D(0) == 16  # refused later
+    """A quarter of it; else the nearest divisor by ratio, the larger of two."""
+    found = {dim: default_D(dim) for dim in (512, 200, 300, 50, 12, 37, 4, 1)}
+    assert found == {512: 128, 200: 50, 300: 75, 50: 10, 12: 3, 37: 37, 4: 1, 1: 1}
+    half = {dim: default_D(dim, close=True) for dim in (512, 200, 50, 12, 37)}
+    assert half == {512: 256, 200: 100, 50: 25, 12: 6, 37: 37}
+    assert default_D(0) == 1  # refused later

@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_dpq.optim import SM3, FairseqSM3
+from fairseq_dpq.fairseq_plugin.optim import SM3, FairseqSM3
 from helpers import fsq
 
 

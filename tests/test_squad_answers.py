@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fairseq_dpq.tasks.squad_answers import (
+from fairseq_dpq.fairseq_plugin.tasks.squad_answers import (
     Answer,
     Window,
     best_threshold,

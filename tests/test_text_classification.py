@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.optim import FairseqLazyAdam, LazyAdam
-from fairseq_dpq.tasks.documents import DocumentList, LabelledDocuments
-from fairseq_dpq.tasks.text_classification import (
+from fairseq_dpq.fairseq_plugin.optim import FairseqLazyAdam, LazyAdam
+from fairseq_dpq.fairseq_plugin.tasks.documents import DocumentList, LabelledDocuments
+from fairseq_dpq.fairseq_plugin.tasks.text_classification import (
     TextClassificationConfig,
     TextClassificationTask,
 )

@@ -12,9 +12,9 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.models import TextClassifier
-from fairseq_dpq.models.batch_norm import BatchNorm, step_all
-from fairseq_dpq.models.text_classifier import HEAD, TextClassifierConfig
+from fairseq_dpq.fairseq_plugin.models import TextClassifier
+from fairseq_dpq.fairseq_plugin.models.batch_norm import BatchNorm, step_all
+from fairseq_dpq.fairseq_plugin.models.text_classifier import HEAD, TextClassifierConfig
 
 
 def build(pooling: str = "mean", **options: object) -> TextClassifier:

@@ -16,9 +16,10 @@ import pytest
 import torch
 from fairseq import options
 
+from experiments.datasets.__main__ import MODULES
 from fairseq_dpq.cli import compact
-from fairseq_dpq.config import DPQConfig
 from fairseq_dpq.fairseq_plugin.configs import read_record
+from fairseq_dpq.methods import make_options
 from helpers import fsq
 from helpers.plugin_runs import last, train
 
@@ -66,7 +67,8 @@ def test_bert_base_is_the_papers() -> None:
     assert (a.max_update, a.total_num_update, a.warmup_updates) == (1000000, "1000000", 10000)
     assert a.lr == [0.0001] and a.untie_weights_roberta
     assert (a.dpq_K, a.dpq_D, a.dpq_share_subspaces, a.dpq_method) == (32, 128, False, "sx")
-    ratio = DPQConfig(K=a.dpq_K, D=a.dpq_D).compression_ratio(VOCABULARY, a.encoder_embed_dim)
+    own = make_options(a.dpq_method, {"K": a.dpq_K, "D": a.dpq_D})
+    ratio = own.compression_ratio(VOCABULARY, a.encoder_embed_dim)
     assert f"{ratio:.1f}" == "36.9"
     assert not _parse("WORKERS=8 scripts/train.sh bert_base sx_tied").untie_weights_roberta
 
@@ -74,7 +76,8 @@ def test_bert_base_is_the_papers() -> None:
 def test_small_one_has_the_ratio_of_the_page() -> None:
     a = _parse("scripts/train.sh bert_small sx --cpu")
     assert (a.encoder_layers, a.encoder_embed_dim, a.max_positions) == (4, 128, 128)
-    ratio = DPQConfig(K=a.dpq_K, D=a.dpq_D).compression_ratio(VOCABULARY, a.encoder_embed_dim)
+    own = make_options(a.dpq_method, {"K": a.dpq_K, "D": a.dpq_D})
+    ratio = own.compression_ratio(VOCABULARY, a.encoder_embed_dim)
     row = f"| `bert_small` | 4 x 128 | 128 | {a.dpq_K}, {a.dpq_D} | {ratio:.1f} |"
     assert row in README
 
@@ -90,7 +93,7 @@ def test_fine_tuning_is_three_epochs_of_32(name: str) -> None:
     assert a.finetune_from_model == "checkpoints/bert_base_sx/checkpoint_best.pt"
     assert (a.dpq_K, a.dpq_D, a.encoder_embed_dim) == (32, 128, 768)
     small = _parse(f"BERT=small PRETRAINED=a.pt scripts/train.sh glue_{name} full_tied --cpu")
-    assert (small.encoder_embed_dim, small.max_positions, small.dpq_K) == (128, 128, 0)
+    assert (small.encoder_embed_dim, small.max_positions, small.dpq_K) == (128, 128, None)
     assert small.finetune_from_model == "a.pt" and not small.untie_weights_roberta
 
 
@@ -111,8 +114,7 @@ def test_commands_of_the_page_run() -> None:
         assert _dry(command + extra).startswith("fairseq-")
     prepared = {c.split()[1] for c in commands if c.startswith("scripts/prepare.sh")}
     assert prepared >= {"bert", "squad1"} and any(p.startswith("glue_") for p in prepared)
-    for name in prepared:
-        assert (ROOT / "fairseq_dpq" / "datasets" / f"{name}.py").exists()
+    assert prepared <= set(MODULES)
 
 
 @pytest.fixture(scope="module")

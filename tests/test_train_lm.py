@@ -1,7 +1,8 @@
-"""scripts/train_lm.sh: the command of each row of the paper, parsed as fairseq would."""
+"""scripts/train.sh: the command of each row of the paper, parsed as fairseq would."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -13,7 +14,7 @@ from fairseq import options
 
 from helpers import fsq
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train_lm.sh"
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train.sh"
 
 
 def _run(*args: str, **env: str) -> subprocess.CompletedProcess:
@@ -49,18 +50,18 @@ def _cr(n: int, d: int, K: int, D: int) -> float:
 @pytest.mark.parametrize(
     ("row", "n", "cr"),
     [
-        ("ptb small sx", 10_000, 85.5),
-        ("ptb small vq", 10_000, 51.1),
-        ("ptb medium sx", 10_000, 82.9),
-        ("ptb medium vq", 10_000, 58.7),
-        ("ptb large sx", 10_000, 238.3),
-        ("ptb large vq", 10_000, 238.3),
-        ("wikitext2 medium sx", 33_278, 59.3),
+        ("ptb_small sx", 10_000, 85.5),
+        ("ptb_small vq", 10_000, 51.1),
+        ("ptb_medium sx", 10_000, 82.9),
+        ("ptb_medium vq", 10_000, 58.7),
+        ("ptb_large sx", 10_000, 238.3),
+        ("ptb_large vq", 10_000, 238.3),
+        ("wikitext2_medium sx", 33_278, 59.3),
     ],
 )
 def test_rows_have_the_compression_ratio_of_the_paper(row: str, n: int, cr: float) -> None:
     args = _parse(*row.split())
-    assert args.dpq_method == row.split()[2]
+    assert args.dpq_method == row.split()[1]
     assert args.dpq_share_subspaces
     # The paper's own figures are up to half a percent off its formula.
     assert _cr(n, args.decoder_embed_dim, args.dpq_K, args.dpq_D) == pytest.approx(cr, rel=5e-3)
@@ -76,24 +77,24 @@ def test_rows_have_the_compression_ratio_of_the_paper(row: str, n: int, cr: floa
     ],
 )
 def test_settings_of_zaremba(size: str, method: str, expected: tuple) -> None:
-    a = _parse("ptb", size, method)
+    a = _parse(f"ptb_{size}", method)
     got = (a.decoder_hidden_size, a.tokens_per_sample, a.clip_norm, a.dropout, a.init_range)
     assert (*got, a.force_anneal, a.lr_shrink, a.max_epoch) == expected
     assert (a.task, a.optimizer, a.lr, a.batch_size) == ("stateful_lm", "sgd", [1.0], 20)
-    assert (a.dpq_K > 0) == (method != "full")
+    assert bool(a.dpq_K) == (method != "full")
 
 
 def test_workers_share_the_lanes_and_later_flags_win() -> None:
-    assert _parse("ptb", "small", "full", WORKERS="4").batch_size == 5
-    assert _parse("ptb", "small", "full", WORKERS="", WORLD_SIZE="2").batch_size == 10
+    assert _parse("ptb_small", "full", WORKERS="4").batch_size == 5
+    assert _parse("ptb_small", "full", WORKERS="", WORLD_SIZE="2").batch_size == 10
     flag = ["--distributed-world-size", "5"]
-    assert _parse("ptb", "small", "full", *flag, WORKERS="").batch_size == 4
+    assert _parse("ptb_small", "full", *flag, WORKERS="").batch_size == 4
     # WORKERS is also what fairseq starts, unless a launcher has started them.
-    assert _parse("ptb", "small", "full", WORKERS="4").distributed_world_size == 4
-    assert _parse("ptb", "small", "full", "--cpu", WORKERS="").batch_size == 20
-    a = _parse("ptb", "small", "sx", "--dpq-K", "16", "--max-epoch", "2", SHARE="0")
+    assert _parse("ptb_small", "full", WORKERS="4").distributed_world_size == 4
+    assert _parse("ptb_small", "full", "--cpu", WORKERS="").batch_size == 20
+    a = _parse("ptb_small", "sx", "--dpq-K", "16", "--max-epoch", "2", SHARE="0")
     assert (a.dpq_K, a.max_epoch, a.dpq_share_subspaces) == (16, 2, False)
-    tied = _parse("wikitext2", "transformer", "vq", "--share-decoder-input-output-embed")
+    tied = _parse("wikitext2_transformer", "vq", "--share-decoder-input-output-embed")
     assert tied.share_decoder_input_output_embed
     assert (tied.decoder_embed_dim, tied.decoder_input_dim, tied.decoder_output_dim) == (512,) * 3
     assert (tied.dpq_K, tied.dpq_D, tied.dpq_share_subspaces) == (32, 64, False)
@@ -102,16 +103,16 @@ def test_workers_share_the_lanes_and_later_flags_win() -> None:
 @pytest.mark.parametrize(
     ("args", "env", "message"),
     [
-        ("penn small sx", {}, "RECIPE 'penn_small' is unknown; choose ag_news, "),
-        ("ptb tiny sx", {}, "RECIPE 'ptb_tiny' is unknown"),
-        ("ptb small pq", {}, "METHOD 'pq' is unknown to recipe ptb_small; choose full, sx, vq, "),
-        ("ptb small sx", {"WORKERS": "3"}, "3 workers do not divide 20 lanes; set WORKERS to 1, 2"),
-        ("ptb small sx", {"WORKERS": "0"}, "WORKERS '0' is not a positive number"),
-        ("ptb small sx", {"WORKERS": "4", "WORLD_SIZE": "2"}, "WORKERS 4, but 2 are started"),
-        ("ptb small sx", {"WORKERS": "", "SLURM_STEP_NUM_TASKS": "4"},
+        ("penn_small sx", {}, "RECIPE 'penn_small' is unknown; choose ag_news, "),
+        ("ptb_tiny sx", {}, "RECIPE 'ptb_tiny' is unknown"),
+        ("ptb_small pq", {}, "METHOD 'pq' is unknown to recipe ptb_small; choose full, sx, vq, "),
+        ("ptb_small sx", {"WORKERS": "3"}, "3 workers do not divide 20 lanes; set WORKERS to 1, 2"),
+        ("ptb_small sx", {"WORKERS": "0"}, "WORKERS '0' is not a positive number"),
+        ("ptb_small sx", {"WORKERS": "4", "WORLD_SIZE": "2"}, "WORKERS 4, but 2 are started"),
+        ("ptb_small sx", {"WORKERS": "", "SLURM_STEP_NUM_TASKS": "4"},
          "--distributed-world-size 4 --distributed-port 29500"),
-        ("ptb small sx", {"SHARE": "no"}, "SHARE 'no' is neither 0 nor 1"),
-        ("ptb small sx", {"DATA": "nowhere"}, "no dict.txt in DATA 'nowhere'"),
+        ("ptb_small sx", {"SHARE": "no"}, "SHARE 'no' is neither 0 nor 1"),
+        ("ptb_small sx", {"DATA": "nowhere"}, "no dict.txt in DATA 'nowhere'"),
     ],
 )  # fmt: skip
 def test_refusals(args: str, env: dict[str, str], message: str) -> None:
@@ -123,7 +124,7 @@ def test_refusals(args: str, env: dict[str, str], message: str) -> None:
 def test_runs_what_it_prints(tmp_path: Path) -> None:
     data = fsq.make_lm_corpus(tmp_path, n_lines=60, n_valid=30, n_test=8)
     done = _run(
-        *shlex.split("ptb small sx --decoder-embed-dim 20 --decoder-hidden-size 8 --dpq-D 5"),
+        *shlex.split("ptb_small sx --decoder-embed-dim 20 --decoder-hidden-size 8 --dpq-D 5"),
         *shlex.split("--max-update 2 --cpu --log-interval 1 --num-workers 0"),
         DATA=str(data),
         SAVE_DIR=str(tmp_path / "out"),
@@ -132,4 +133,16 @@ def test_runs_what_it_prints(tmp_path: Path) -> None:
     assert done.stdout.startswith(f"fairseq-train {data} --user-dir")
     text = done.stdout + done.stderr
     assert "K=8, D=5, method=sx, shared subspaces" in text
-    assert (tmp_path / "out" / "checkpoint_last.pt").exists()
+    last = tmp_path / "out" / "checkpoint_last.pt"
+    assert last.exists()
+    # score.sh prints JSON alone; what fairseq says is on standard error.
+    done = subprocess.run(
+        ["sh", str(SCRIPT.with_name("score.sh")), "ptb_small", str(last), "--cpu"],
+        env={**os.environ, "PYTHON": sys.executable, "DATA": str(data), "OMP_NUM_THREADS": "1"},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["perplexity"] == pytest.approx(2 ** found["loss"], rel=1e-6)
+    assert f"Perplexity: {found['perplexity']:.2f}" in done.stderr

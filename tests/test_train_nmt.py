@@ -1,8 +1,9 @@
-"""scripts/train_nmt.sh and score_nmt.sh: every command of the example's page, parsed as fairseq
+"""scripts/train.sh and score.sh: every command of the example's page, parsed as fairseq
 would; the batch that an update sees; what the settings come to."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -20,9 +21,11 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.optim import build_optimizer, lr_scheduler
 from torch.distributed.run import get_args_parser
 
-from fairseq_dpq.cli import compact, quantize, score
-from fairseq_dpq.config import DPQConfig
+from experiments import score
+from experiments.datasets.__main__ import MODULES
+from fairseq_dpq.cli import compact, quantize
 from fairseq_dpq.fairseq_plugin import workers
+from fairseq_dpq.methods import make_options
 from helpers import fsq
 
 pytestmark = pytest.mark.slow
@@ -63,7 +66,7 @@ def _as_fairseq(parser_of: Any, words: list[str]) -> Namespace:
 def _parse(*args: str, **env: str) -> Any:
     if "WORLD_SIZE" not in env and not any("world-size" in a for a in args):
         env.setdefault("WORKERS", "1")  # else the number of GPUs here
-    words = _words("train_nmt.sh", *args, **env)
+    words = _words("train.sh", *args, **env)
     assert words[0] == "fairseq-train"
     return _as_fairseq(options.get_training_parser, words)
 
@@ -72,7 +75,7 @@ def _page_commands() -> list[str]:
     """The lines of the page's sh blocks, continued ones joined, and the commands of its table."""
     blocks = re.findall(r"^```sh\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     lines = filter(None, "".join(blocks).replace("\\\n", " ").splitlines())
-    inline = re.findall(r"`(scripts/train_nmt\.sh [^`]+)`", README)
+    inline = re.findall(r"`(scripts/train\.sh [^`]+)`", README)
     return sorted({" ".join(shlex.split(line, comments=True)) for line in [*lines, *inline]})
 
 
@@ -91,7 +94,7 @@ def _check_command(command: str) -> str:
         env["WORLD_SIZE"] = str(count)
         words = [launch.training_script, *launch.training_script_args]
     elif program == "srun":
-        start = words.index("scripts/train_nmt.sh")
+        start = words.index("scripts/train.sh")
         given = dict(zip(words[1:start:2], words[2:start:2]))
         tasks_ = int(given.get("--ntasks", 0)) or int(given["--nodes"]) * int(
             given["--ntasks-per-node"]
@@ -99,15 +102,15 @@ def _check_command(command: str) -> str:
         env["SLURM_STEP_NUM_TASKS"] = str(tasks_)
         words = words[start:]
         assert words[words.index("--distributed-world-size") + 1] == str(tasks_)
-    if words[0] == "scripts/train_nmt.sh":
+    if words[0] == "scripts/train.sh":
         a = _parse(*words[1:], **env)
         assert a.source_lang in ("en", "vi")
-        assert (a.dpq_K > 0) == (words[2] != "full")
-    elif words[0] == "scripts/score_nmt.sh":
-        a = _as_fairseq(options.get_generation_parser, _words("score_nmt.sh", *words[1:], **env))
+        assert bool(a.dpq_K) == (words[2] != "full")
+    elif words[0] == "scripts/score.sh":
+        a = _as_fairseq(options.get_generation_parser, _words("score.sh", *words[1:], **env))
         assert a.path == words[2]
     elif words[0] == "scripts/prepare.sh":
-        assert (ROOT / "fairseq_dpq" / "datasets" / f"{words[1]}.py").exists() and len(words) == 2
+        assert words[1] in MODULES and len(words) == 2
     else:
         tool = {"fairseq-dpq-compact": compact, "fairseq-dpq-quantize": quantize}[words[0]]
         tool.get_parser().parse_intermixed_args(words[1:])
@@ -118,13 +121,13 @@ def test_commands_of_the_page_exist() -> None:
     commands = _page_commands()
     assert len(commands) > 20
     programs = {_check_command(command) for command in commands}
-    assert {"torchrun", "srun", "scripts/train_nmt.sh", "scripts/score_nmt.sh"} < programs
+    assert {"torchrun", "srun", "scripts/train.sh", "scripts/score.sh"} < programs
 
 
 def test_printed_command_is_the_one_on_the_page() -> None:
     shown = re.search(r"^```\n(fairseq-train .*?)^```$", README, re.DOTALL | re.MULTILINE)
     assert shown is not None
-    words = _words("train_nmt.sh", "multi30k", "sx", WORLD_SIZE="1")
+    words = _words("train.sh", "multi30k", "sx", WORLD_SIZE="1")
     page = shlex.split(shown.group(1))
     page[page.index("--user-dir") + 1] = fsq.USER_DIR
     assert words == page
@@ -139,7 +142,7 @@ def test_update_sees_the_same_batch_with_any_number_of_workers(count: int) -> No
     page = [int(x) for x in row.groups()]
     got = []
     for name, batch in (("iwslt15-en-vi", 128), ("wmt19", 2048), ("multi30k", 2048)):
-        words = _words("train_nmt.sh", name, "full", WORLD_SIZE=str(count))
+        words = _words("train.sh", name, "full", WORLD_SIZE=str(count))
         value = {a: b for a, b in zip(words, words[1:]) if a.startswith("--")}
         size = int(value.get("--batch-size", value["--max-tokens"]))
         freq = int(value["--update-freq"])
@@ -157,9 +160,9 @@ def test_batch_and_micro() -> None:
     assert sizes(WORKERS="8", MICRO="64") == (64, 4096, [4], 8)
     assert sizes(WORKERS="6", BATCH="1920") == (80, 5120, [4], 6)
     assert sizes(WORKERS="1", MICRO="4") == (4, 1024, [512], 1)  # holds a pair of 250 pieces
-    done = _run("train_nmt.sh", "wmt19", "sx", DRY_RUN="1", WORKERS="8")
-    assert done.stderr == "train_nmt.sh: 2048 sentences an update = 8 worker(s) x 128 x 2\n"
-    own = _run("train_nmt.sh", "wmt19", "sx", "--update-freq", "3", DRY_RUN="1", WORKERS="8")
+    done = _run("train.sh", "wmt19", "sx", DRY_RUN="1", WORKERS="8")
+    assert done.stderr == "train.sh: 2048 sentences an update = 8 worker(s) x 128 x 2\n"
+    own = _run("train.sh", "wmt19", "sx", "--update-freq", "3", DRY_RUN="1", WORKERS="8")
     assert own.stderr == ""
 
 
@@ -168,10 +171,11 @@ def test_rows_have_the_compression_ratios_of_the_page() -> None:
     for name in SETS:
         for method in ("sx", "vq"):
             a = _parse(name, method)
-            dpq = DPQConfig(K=a.dpq_K, D=a.dpq_D, share_subspaces=a.dpq_share_subspaces)
+            sizes = {"K": a.dpq_K, "D": a.dpq_D, "share_subspaces": a.dpq_share_subspaces}
+            dpq = make_options("sx", sizes)
             dim = getattr(a, "encoder_embed_dim", 512)
             cr = dpq.compression_ratio(entries[name], dim)
-            row = f"| `scripts/train_nmt.sh {name} {method}` | {a.dpq_K}, {a.dpq_D} | {cr:.1f} |"
+            row = f"| `scripts/train.sh {name} {method}` | {a.dpq_K}, {a.dpq_D} | {cr:.1f} |"
             assert row in README
             paper = re.search(re.escape(row) + r" ([0-9.]+) \|", README)
             if name.startswith("iwslt15"):
@@ -219,7 +223,7 @@ def test_iwslt15_is_the_attention_lstm(toy: Path) -> None:
     assert decoder.layers[0].input_size == 1024  # input feeding
     assert decoder.dropout_out_module.p == encoder.dropout_in_module.p == 0.2
     table = encoder.embed_tokens
-    assert (table.config.K, table.config.D, table.config.method) == (32, 32, "sx")
+    assert (table.config.K, table.config.D, table.method.name) == (32, 32, "sx")
     assert isinstance(decoder.embed_tokens, torch.nn.Embedding)
     o = cfg.optimization
     assert (o.max_update, o.clip_norm, o.sentence_avg) == (12000, 5.0, True)
@@ -235,7 +239,7 @@ def test_wmt19_is_transformer_base_with_sm3(toy: Path) -> None:
     assert layer.self_attn.num_heads == 8
     assert layer.dropout_module.p == 0.1
     table = model.encoder.embed_tokens
-    assert (table.config.K, table.config.D, table.config.method) == (32, 128, "vq")
+    assert (table.config.K, table.config.D, table.method.name) == (32, 128, "vq")
     assert model.decoder.output_projection.weight is model.decoder.embed_tokens.weight
     assert (cfg.optimizer._name, cfg.optimizer.momentum) == ("sm3", 0.9)
     assert cfg.optimization.max_update == 250000
@@ -247,7 +251,7 @@ def test_multi30k_all_embeddings_are_one_table(toy: Path) -> None:
     _, model = _built(toy, "multi30k", "sx", "--share-all-embeddings", "--dpq-embeddings", "all")
     assert model.encoder.embed_tokens is model.decoder.embed_tokens
     table = model.encoder.embed_tokens
-    assert (table.config.K, table.config.D, table.config.key_dim) == (8, 64, None)
+    assert (table.config.K, table.config.D, table.config.schedule) == (8, 64, "warmup")
     rows = [name for name, p in model.named_parameters() if len(p) == table.num_embeddings]
     assert [name.rsplit(".", 1)[1] for name in rows] == ["query"]
 
@@ -255,7 +259,7 @@ def test_multi30k_all_embeddings_are_one_table(toy: Path) -> None:
 def test_multi30k_vq_moves_centroids_by_average(toy: Path) -> None:
     _, model = _built(toy, "multi30k", "vq")
     config = model.encoder.embed_tokens.config
-    assert (config.K, config.D, config.normalize) == (8, 64, False)
+    assert (config.K, config.D, config.schedule) == (8, 64, "warmup")
     assert (config.ema_decay, config.commitment) == (0.99, 0.5)
 
 
@@ -289,7 +293,7 @@ TOY = (
 )
 if fairseq.__version__ == "0.12.2":  # its pytorch_ddp asks for it
     TOY += " --find-unused-parameters"
-TORCHRUN = "torchrun --nproc_per_node {} --no_python scripts/train_nmt.sh multi30k {}"
+TORCHRUN = "torchrun --nproc_per_node {} --no_python scripts/train.sh multi30k {}"
 
 
 def _launch(toy: Path, save: Path, commands: list[tuple[str, dict[str, str]]]) -> str:
@@ -328,7 +332,7 @@ def alone(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def get(method: str) -> tuple[str, dict]:
         if method not in runs:
             save = tmp_path_factory.mktemp(f"alone-{method}")
-            text = _launch(toy, save, [(f"scripts/train_nmt.sh multi30k {method}", {})])
+            text = _launch(toy, save, [(f"scripts/train.sh multi30k {method}", {})])
             assert "256 tokens an update = 1 worker(s) x 128 x 2" in text
             runs[method] = text, fsq.weights(save / "checkpoint_last.pt")
         return runs[method]
@@ -354,7 +358,7 @@ def test_two_workers_train_as_one_process(
     else:
         (tmp_path / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
         (tmp_path / "scontrol").chmod(0o755)
-        line = f"scripts/train_nmt.sh multi30k {method} --distributed-world-size 2"
+        line = f"scripts/train.sh multi30k {method} --distributed-world-size 2"
         step = {
             "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
             "SLURM_STEP_NODELIST": "node1",
@@ -401,7 +405,7 @@ def test_two_workers_train_as_one_process(
 )  # fmt: skip
 def test_refusals(args: str, env: dict[str, str], message: str) -> None:
     env = {**env, "DRY_RUN": "0" if "DATA" in env else "1"}
-    done = _run("train_nmt.sh", *args.split(), **env)
+    done = _run("train.sh", *args.split(), **env)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
 
@@ -422,7 +426,7 @@ def test_runs_what_it_prints_and_scores_it(
 ) -> None:
     tiny = "multi30k sx --encoder-layers 1 --decoder-layers 1 --dpq-D 16 --max-update 2 --cpu"
     printed, runs = _ran(
-        "train_nmt.sh", tmp_path / "train", *tiny.split(), "--num-workers", "0",
+        "train.sh", tmp_path / "train", *tiny.split(), "--num-workers", "0",
         DATA=str(toy), SAVE_DIR=str(tmp_path), WORKERS="1",
     )  # fmt: skip
     assert runs == [["-m", "fairseq_cli.train", *shlex.split(printed)[1:]]]
@@ -433,20 +437,33 @@ def test_runs_what_it_prints_and_scores_it(
     assert "decoder.embed_tokens: not replaced" in log
 
     printed, runs = _ran(
-        "score_nmt.sh", tmp_path / "score", "multi30k", str(tmp_path / "checkpoint_best.pt"),
+        "score.sh", tmp_path / "score", "multi30k", str(tmp_path / "checkpoint_best.pt"),
         "--cpu", "--num-workers", "0", "--beam", "2", DATA=str(toy),
     )  # fmt: skip
-    assert runs[0] == ["-m", "fairseq_cli.generate", *shlex.split(printed)[1:]]
-    words = runs[0][2:]
-    words[words.index("--user-dir") + 1] = fsq.USER_DIR
-    fsq.main("generate", words)
-    assert runs[1][:2] == ["-m", "fairseq_dpq.cli.score"]
-    assert len(score.read_translations(Path(runs[1][2]))) == 11
+    (words,) = runs
+    at = words.index("--")
+    assert words[:3] == ["-m", "experiments.score", "bleu"] and "--tokenized-reference" not in words
+    flags = words[at + 1 :]
+    flags[flags.index("--user-dir") + 1] = fsq.USER_DIR
+    fsq.main("generate", flags)
+    output = Path(words[words.index("--output") + 1])
+    assert len(score.read_translations(output)) == 11
     capsys.readouterr()
-    assert score.main(runs[1][2:]) == 0
-    text = capsys.readouterr().out
-    assert re.match(r"detokenised BLEU = \d+\.\d\d ", text)
-    assert "|tok:13a|smooth:exp|version:" in text and "\ntokenised" not in text
+    assert score.main(words[2:at]) == 0  # of the translations that are there
+    found = json.loads(capsys.readouterr().out)
+    assert 0 <= found["BLEU"] <= 100 and "|tok:13a|smooth:exp|version:" in found["signature"]
+
+
+def test_scores_are_json(toy: Path, tmp_path: Path) -> None:
+    """The whole script: what fairseq says is on standard error, JSON alone on standard output."""
+    tiny = "--encoder-layers 1 --decoder-layers 1 --max-update 1 --num-workers 0 --cpu"
+    env = {"DATA": str(toy), "SAVE_DIR": str(tmp_path), "WORKERS": "1"}
+    done = _run("train.sh", "multi30k", "full", *tiny.split(), **env)
+    assert done.returncode == 0, done.stderr
+    done = _run("score.sh", "multi30k", str(tmp_path / "checkpoint_best.pt"), "--cpu", **env)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)) == {"BLEU", "signature"}
+    assert "fairseq-generate" in done.stderr
 
 
 def test_iwslt15_is_scored_twice(tmp_path: Path) -> None:
@@ -454,20 +471,21 @@ def test_iwslt15_is_scored_twice(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(b"PK")  # how a checkpoint begins
     (tmp_path / "raw" / "valid.detok.vi").touch()
     _, runs = _ran(
-        "score_nmt.sh", tmp_path / "log", "iwslt15-en-vi", str(tmp_path / "a.pt"),
+        "score.sh", tmp_path / "log", "iwslt15-en-vi", str(tmp_path / "a.pt"),
         "--gen-subset", "valid", DATA=str(tmp_path), OUT="o",
     )  # fmt: skip
     raw = f"{tmp_path}/raw/valid"
-    assert runs[1][2:] == [
-        "o/generate-valid.txt", "--reference", f"{raw}.detok.vi",
+    (words,) = runs
+    assert words[2 : words.index("--")] == [
+        "bleu", "--output", "o/generate-valid.txt", "--reference", f"{raw}.detok.vi",
         "--tokenized-reference", f"{raw}.vi",
     ]  # fmt: skip
-    missing = _run("score_nmt.sh", "wmt19", str(tmp_path / "a.pt"), DATA=str(tmp_path))
+    missing = _run("score.sh", "wmt19", str(tmp_path / "a.pt"), DATA=str(tmp_path))
     assert missing.returncode == 2
     assert "raw/test.de; run: scripts/prepare.sh wmt19, or set DATA" in missing.stderr
 
 
 def test_output_lies_beside_the_first_checkpoint() -> None:
     for given, out in (("v1.pt2/best.pt", "v1.pt2/best"), ("a.ptb/b.pt:c/d.pt", "a.ptb/b")):
-        words = _words("score_nmt.sh", "multi30k", given)
+        words = _words("score.sh", "multi30k", given)
         assert words[words.index("--results-path") + 1] == out

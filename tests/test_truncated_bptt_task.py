@@ -15,9 +15,9 @@ from fairseq import optim, options, tasks
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from fairseq_dpq.models import ZarembaLSTMDecoder, ZarembaLSTMLanguageModel
-from fairseq_dpq.models.lstm_lm import ZarembaLSTMConfig
-from fairseq_dpq.tasks import LaneDataset, TokenStream
+from fairseq_dpq.fairseq_plugin.models import ZarembaLSTMDecoder, ZarembaLSTMLanguageModel
+from fairseq_dpq.fairseq_plugin.models.lstm_lm import ZarembaLSTMConfig
+from fairseq_dpq.fairseq_plugin.tasks import LaneDataset, TokenStream
 from helpers import fsq
 
 pytestmark = pytest.mark.slow
@@ -298,7 +298,7 @@ def test_two_workers_with_dpq_are_one_that_takes_the_halves_in_turn(
     data: Path, tmp_path: Path, method: str
 ) -> None:
     """Each half is normalised by its own statistics, so all lanes at once would differ."""
-    more = [*DPQ, method, "--dpq-batch-stats", "--disable-validation", "--seed", "5"]
+    more = [*DPQ, method, "--dpq-schedule", "paper", "--disable-validation", "--seed", "5"]
     _two_workers(data, tmp_path / "two", 3, *more)
     two = _weights(tmp_path / "two" / "checkpoint_last.pt")
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fairseq_dpq import DPQEmbedding, collect_regularizer, native
-from fairseq_dpq.config import DPQConfig, DPQConfigError
+from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.methods.base import TableUse, make_options
 
 VQ = {"method": "vq", "ema_decay": 0.9}
 SX = {"method": "sx"}
@@ -89,7 +90,7 @@ def test_resumes_bit_for_bit(
     options: dict, stop: int, library: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not library:  # as on a machine without a compiler
-        monkeypatch.setattr(native, "takes_gradients", lambda *parts: False)
+        monkeypatch.setattr(native, "softmax_gradients", lambda *parts: None)
     whole = make(warmup_updates=4, ramp_updates=4, **options)
     optimizer = adam(whole)
     train(whole, optimizer, range(stop))
@@ -110,9 +111,8 @@ def test_no_codes_during_warmup() -> None:
         layer.compact()
 
 
-@pytest.mark.parametrize("distance", ["dot", "euclidean", "cosine"])
-def test_token_has_one_code_in_one_update(distance: str) -> None:
-    layer = make(distance=distance, method="sx")
+def test_token_has_one_code_in_one_update() -> None:
+    layer = make(schedule="warmup", **SX)
     layer.defer_updates = True
     layer(torch.arange(2, N))
     layer.step()
@@ -122,33 +122,43 @@ def test_token_has_one_code_in_one_update(distance: str) -> None:
     assert torch.equal(layer(many), table[2:])
 
 
+def settled(method: str, tied: bool = False, max_update: int = 0, **given: object) -> dict:
+    return make_options(method, given).resolved(TableUse(200, tied, max_update)).keywords()
+
+
 def test_what_is_left_open_takes_the_methods_value() -> None:
-    vq = DPQConfig(K=8, D=4, method="vq").resolved(tied=True, max_update=800)
-    assert (vq.commitment, vq.ema_decay, vq.normalize, vq.tau) == (0.5, 0.99, False, None)
-    assert (vq.warmup_updates, vq.ramp_updates) == (200, 400)
-    weighted = DPQConfig(method="vq", reg_weight=2.0).resolved(max_update=800)
-    assert (weighted.ema_decay, weighted.reg_weight) == (0, 2.0)
-    assert DPQConfig(method="vq", reg_weight=2.0, ema_decay=0.9).resolved().ema_decay == 0.9
-    paper = DPQConfig(method="vq", batch_stats=True, ema_decay=0).resolved(max_update=800)
-    assert (paper.normalize, paper.ema_decay) == (True, 0)
-    sx = DPQConfig(K=8, D=4).resolved(max_update=800)
-    assert (sx.warmup_updates, sx.ramp_updates) == (100, 400)  # not tied: sooner
-    assert (sx.tau, sx.distance, sx.normalize) == (0.05, "euclidean", False)
-    dot = DPQConfig(K=8, D=4, distance="dot").resolved(max_update=800)
-    assert (dot.tau, dot.distance, dot.normalize) == (0.25, "dot", True)
-    batch = DPQConfig(K=8, D=4, batch_stats=True).resolved(max_update=800)
-    assert (batch.tau, batch.distance, batch.normalize) == (0.25, None, True)
-    assert DPQConfig().resolved().tau == 1.0  # without a warm-up
-    given = DPQConfig(K=8, D=4, tau=1.0, warmup_updates=0).resolved(max_update=800)
-    assert (given.tau, given.warmup_updates, given.ramp_updates) == (1.0, 0, 0)
-    assert DPQConfig(K=8, D=4, key_dim=3).resolved(max_update=800).warmup_updates == 0
-    assert DPQConfig(K=8, D=4).resolved().warmup_updates == 0  # no length, no share of it
-    assert DPQConfig(K=8, D=4).resolved(max_update=7).warmup_updates == 0  # too short for one
+    vq = settled("vq", tied=True, max_update=800)
+    assert (vq["commitment"], vq["ema_decay"], vq["regularizer_weight"]) == (0.5, 0.99, None)
+    assert (vq["schedule"], vq["warmup_updates"], vq["ramp_updates"]) == ("warmup", 200, 400)
+    paper = settled("vq", max_update=800, schedule="paper")
+    assert (paper["commitment"], paper["ema_decay"], paper["warmup_updates"]) == (0, None, None)
+    assert paper["regularizer_weight"] == 1 / 200  # the mean error of a dimension
+    sx = settled("sx", max_update=800)
+    assert (sx["tau"], sx["warmup_updates"], sx["ramp_updates"]) == (0.05, 100, 400)
+    assert settled("sx", schedule="paper")["tau"] == 1.0
+    assert settled("sx")["schedule"] == "paper"  # no length, no share of it
+    assert settled("sx", max_update=7)["schedule"] == "paper"  # too short for a warm-up
+    given = settled("sx", warmup_updates=5)
+    assert (given["schedule"], given["warmup_updates"], given["ramp_updates"]) == ("warmup", 5, 0)
 
 
-def test_warmup_needs_queries_of_the_rows_size() -> None:
-    with pytest.raises(DPQConfigError, match="key_dim=3"):
-        make(warmup_updates=5, key_dim=3, **SX)
+def test_each_schedule_refuses_what_only_the_other_has() -> None:
+    with pytest.raises(
+        DPQConfigError, match="warmup_updates=5 has no effect with schedule='paper'"
+    ):
+        make(warmup_updates=5, schedule="paper", **SX)
+    with pytest.raises(
+        DPQConfigError, match=r"ema_decay=0.9 has no effect with schedule='paper'; us"
+    ):
+        make(method="vq", ema_decay=0.9)  # which is the schedule without a warm-up
+    with pytest.raises(
+        DPQConfigError, match=r"regularizer_weight=2 has no .* use schedule='paper'"
+    ):
+        make(method="vq", warmup_updates=3, regularizer_weight=2)
+    with pytest.raises(
+        DPQConfigError, match=r"warmup_updates=0: must be 1 or more; .* called paper"
+    ):
+        make(warmup_updates=0)
 
 
 def test_all_parameters_have_a_gradient_while_plain() -> None:
@@ -185,14 +195,17 @@ def planted_error(optimizer: type, start: float | None = None, **options: object
     return sum(errors) / 3
 
 
-@pytest.mark.parametrize("options", [SX, {"method": "vq"}], ids=["sx", "vq"])
+@pytest.mark.parametrize("method", ["sx", "vq"])
+@pytest.mark.parametrize("schedule", [{}, {"warmup_updates": 40, "ramp_updates": 150}])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam], ids=["sgd", "adam"])
-def test_a_planted_code_is_learned_from_the_default_start(options: dict, optimizer: type) -> None:
-    assert planted_error(optimizer, **options) < 0.05
+def test_a_planted_code_is_learned(method: str, schedule: dict, optimizer: type) -> None:
+    """By the paper's schedule, and better after a warm-up."""
+    error = planted_error(optimizer, method=method, **schedule)
+    assert error < (0.01 if schedule else 0.12)
 
 
 def test_a_large_start_of_queries_and_keys_hardly_learns() -> None:
-    """The start of version 0.1, N(0, 1): the softmax is hard, and codes stay where they are."""
+    """From N(0, 1) the softmax is hard, and codes stay where they are."""
     assert planted_error(torch.optim.SGD, start=1.0, method="sx") > 0.1
 
 
@@ -200,7 +213,7 @@ def test_a_large_start_of_queries_and_keys_hardly_learns() -> None:
 def test_rows_of_sx_may_be_changed_in_place(library: bool, monkeypatch) -> None:
     """As convolutional models do when they add positions."""
     if not library:
-        monkeypatch.setattr(native, "takes_gradients", lambda *args: False)
+        monkeypatch.setattr(native, "softmax_gradients", lambda *args: None)
     layer = make(warmup_updates=1, ramp_updates=1, **SX)
     train(layer, adam(layer), range(3))
     rows = layer(torch.arange(2, N))
@@ -211,7 +224,7 @@ def test_rows_of_sx_may_be_changed_in_place(library: bool, monkeypatch) -> None:
 
 @pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
 def test_a_batch_without_words(options: dict, monkeypatch) -> None:
-    monkeypatch.setattr(native, "takes_gradients", lambda *args: False)
+    monkeypatch.setattr(native, "softmax_gradients", lambda *args: None)
     layer = make(warmup_updates=1, ramp_updates=1, **options)
     train(layer, adam(layer), range(3))
     layer.zero_grad()
@@ -248,30 +261,13 @@ def test_seed_and_progress_reach_k_means_before_a_ramp(options: dict) -> None:
     assert rounds and not torch.equal(first.values, other.values)
 
 
-def test_new_keys_have_statistics_of_their_own() -> None:
-    """A dead key that was small: by its old variance, the new one would take every token."""
-    layer = make(reseed_after=2, **SX)
-    layer.defer_updates = True
-    with torch.no_grad():
-        layer.query[2:] = torch.randn(N - 2, SIZE, generator=torch.Generator().manual_seed(4))
-        layer.keys.normal_(generator=torch.Generator().manual_seed(5))
-        layer.keys[:, 0] = 1e-3 * layer.keys[:, 1]
-    layer.reset_statistics(started=True)
-    layer.norm_updates.fill_(1000.0)
-    layer.norm_mean[:, 0] = 100.0  # never chosen
-    changed = False
-    while not changed:
-        layer(torch.arange(2, N))
-        changed = layer.step()
-    share = (layer.codes()[2:].long() == 0).float().mean(0)
-    assert bool((share > 0).all()) and bool((share < 0.6).all())
-
-
 @pytest.mark.parametrize("options", [SX, VQ], ids=["sx", "vq"])
 def test_layers_without_numbers_and_without_versions(options: dict) -> None:
-    assert DPQEmbedding(N, SIZE, K=4, D=2, device="meta", **options).query.is_meta
+    assert DPQEmbedding(
+        N, SIZE, K=4, D=2, device="meta", schedule="warmup", **options
+    ).query.is_meta
     with torch.inference_mode():
-        layer = make(**options).eval()
+        layer = make(schedule="warmup", **options).eval()
         assert torch.equal(layer.weight[2:], layer(torch.arange(2, N)))
 
 

@@ -28,6 +28,8 @@ HERE = Path(__file__).resolve().parent
 SCALAR = (8, 4, 3)  # bits
 CODES = ((32, 192), (16, 192), (32, 128), (32, 96))  # K, D
 TRAINED = ((32, 96), (32, 192))
+TIERS = (12.6, 25)  # ratios
+COUNTED = 20_000  # sentences of the text whose pieces are counted
 LENGTH, BATCH = 64, 32  # tokens of a sentence, sentences of an update
 
 
@@ -149,6 +151,12 @@ class Bench:
         self.file = args.out / "results.json"
         self.results = json.loads(self.file.read_text()) if self.file.exists() else {}
 
+    def counts(self, sentences: list[str]) -> Tensor:
+        """How often each piece occurs."""
+        pieces = self.tokenizer(sentences)["input_ids"]
+        rows = self.model.get_input_embeddings().num_embeddings
+        return torch.bincount(torch.tensor([i for s in pieces for i in s]), minlength=rows)
+
     def measure(self, name: str, model: Any, report: Any) -> None:
         if self.full is None:
             self.full = embed_all(self.model, self.tokenizer, self.sentences)
@@ -241,6 +249,10 @@ def main() -> None:
         f"scalar, {bits} bits": {"method": "scalar", "bits": bits} for bits in SCALAR
     }
     wanted.update({f"K={K}, D={D}": {"K": K, "D": D} for K, D in CODES})
+    counts = bench.counts(read_sentences(args.text, COUNTED, args.seed))
+    wanted.update(
+        {f"tiers at {r}, counts": {"target_ratio": r + 0.05, "counts": counts} for r in TIERS}
+    )
     for name, settings in wanted.items():
         if name in bench.results:
             continue

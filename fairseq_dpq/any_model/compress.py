@@ -5,34 +5,42 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import fields
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.any_model.finding import Found, Which, choose, find_tables, placed, put
+from fairseq_dpq.any_model.calibration import Counts, Knowledge, Use, given_counts
+from fairseq_dpq.any_model.calibration import calibrate as run_calibration
+from fairseq_dpq.any_model.judging import Lost, Peer, compare, judge
 from fairseq_dpq.any_model.report import Report, TableReport, model_bytes
-from fairseq_dpq.config import DPQConfig
-from fairseq_dpq.embedding import DPQEmbedding
-from fairseq_dpq.forms import FORMS
-from fairseq_dpq.forms.base import Form
-from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.forms.quantization import reconstruction_error
-from fairseq_dpq.kmeans import ITERATIONS
-from fairseq_dpq.methods import METHODS
-from fairseq_dpq.methods.vq import VQ
-from fairseq_dpq.sizes import near_divisors
+from fairseq_dpq.forms import FORMS, first_form
+from fairseq_dpq.forms.base import Form, Settings
+from fairseq_dpq.forms.choosing_tiers import check_tiers
+from fairseq_dpq.forms.tiers import TieredEmbedding
+from fairseq_dpq.layer import DPQEmbedding
+from fairseq_dpq.methods import DEFAULT_METHOD, METHODS, make_options
+from fairseq_dpq.model import EmbeddingTable, Which, choose, find_tables, placed, put
+from fairseq_dpq.sizes import DEFAULT_K, default_D
+from fairseq_dpq.training.kmeans import ITERATIONS
 
 Progress = Callable[[str, int], Callable[[int], Any]]  # (what, steps) -> report of steps done
 MIN_ROWS = 5000
+# Measured on SmolLM2-135M (docs/real-models.md): perplexity at most 4 % higher on three texts.
+DEFAULT_RATIO = 8.0
+CALIBRATED_RATIO = 12.0
 
 
 def compress(
     model: nn.Module,
-    K: int = 32,
+    K: int | None = None,
     D: int | None = None,
-    method: str = VQ.name,
+    method: str | None = None,
     *,
+    target_ratio: float | None = None,
+    calibrate: Iterable[Any] | None = None,
+    counts: Counts | None = None,
+    tiers: Sequence[Sequence[int]] | None = None,
     which: Which = None,
     trainable: bool = False,
     min_rows: int = MIN_ROWS,
@@ -42,42 +50,89 @@ def compress(
 ) -> Report:
     """Replace the embedding tables of a model by compressed ones, in place.
 
-    Without `trainable` each table is stored by its codes, found by k-means. With it, each becomes a
-    `DPQEmbedding` that starts from the same codes; train the model, then call `compact`.
+    By default each table is stored in tiers: rows that are used often get more bits. With
+    `trainable` each becomes a `DPQEmbedding` instead; train the model, then call `compact`.
 
     A table that several modules share stays shared. An `nn.Linear` that shares a table's weight
     stays tied to it: it becomes a `CodesLinear`, which computes logits from the codes.
 
     Args:
-        K: Number of codes in each group.
+        K: Number of codes in each group, for product codes without tiers.
         D: Number of groups; divides the embedding size. Default: half of the embedding size.
-        method: `vq`, `sx` or `low_rank`; without `trainable` also any stored form, e.g. `scalar`.
+        method: `tiers` (default), `vq`, `sx` or `low_rank`; without `trainable` also any stored
+            form, e.g. `scalar`. Default with K, D or `trainable`: `sx`.
+        target_ratio: How many times smaller the tables get, for tiers. Default: 12 with
+            `calibrate`, else 8.
+        calibrate: Batches of text like that which the model will read: token tensors, tuples or
+            mappings of what the model takes. 10,000 tokens or more, of all kinds of text.
+        counts: How often each id occurs (n,), or a mapping of them by the path of a table.
+        tiers: Rows, K and D of each tier, instead of `target_ratio`; (rows, 1, 1) stores one row
+            for all of them.
         which: Tables to compress: a path or pattern (`"encoder.*"`), several of them, or a function
             of path and module. Default: all tables with at least `min_rows` rows.
         seed: Seed of k-means.
         progress: True for a progress bar, or a function that makes one.
-        options: Settings of the form (`bits=4`), or with `trainable` of `DPQConfig`.
+        options: Settings of the form (`bits=4`), or with `trainable` of the method
+            (docs/options.md).
     """
+    if method is None:
+        plain = trainable or K is not None or D is not None
+        method = DEFAULT_METHOD if plain else TieredEmbedding.kind
     names = METHODS if trainable else {**METHODS, **FORMS}
     if method not in names:
         raise ValueError(f"method={method!r}: choose one of {', '.join(names)}")
-    chosen, left = choose(find_tables(model), which, min_rows)
-    make = _training_plan if trainable else _stored_plan
-    plans = [make(found, K, D, method, options) for found in chosen]  # errors before any work
+    tiered = method == TieredEmbedding.kind
+    asked = {"target_ratio": target_ratio, "calibrate": calibrate, "counts": counts, "tiers": tiers}
+    for name, value in asked.items():
+        if value is not None and not tiered:
+            raise ValueError(
+                f"{name} has no effect with {_say('method', method)}; leave K, D, method and "
+                "trainable out"
+            )
+    if method in METHODS and METHODS[method].switch == "rank" and "rank" not in options:
+        raise ValueError(
+            f"{_say('method', method)} needs a rank: rank=N makes a table of d columns d / N times "
+            "smaller"
+        )
+    if tiers is not None and target_ratio is not None:
+        raise ValueError("give tiers or target_ratio, not both")
+    try:
+        chosen, left = choose(find_tables(model), which, min_rows)
+    except ValueError as problem:
+        done = ", ".join(found.path for found in placed(model, (Form, DPQEmbedding)))
+        hint = f"; compressed before: {done}. Load the full model to compress it in another way"
+        raise ValueError(f"{problem}{hint if done else ''}") from None
+    uses: list[Use | None] = [None] * len(chosen)
+    if tiered:
+        if "ratio" in options:
+            raise ValueError("ratio: did you mean target_ratio?")
+        ratio = target_ratio or (DEFAULT_RATIO if calibrate is None else CALIBRATED_RATIO)
+        plans = [_tiered_plan(found, ratio, tiers, options) for found in chosen]
+    else:
+        make = _training_plan if trainable else _stored_plan
+        plans = [make(found, DEFAULT_K if K is None else K, D, method, options) for found in chosen]
+    # Errors of settings come before any work.
+    if counts is not None:
+        uses = given_counts(chosen, counts)
+    if calibrate is not None:
+        uses = _merged(run_calibration(model, chosen, calibrate), uses)
     bars = _bar if progress is True else progress or None
-    made = [plan(seed, bars) for plan in plans]
     before = model_bytes(model)
-    rows = []
-    for found, (table, form) in zip(chosen, made):
-        weight, pad = found.weight, form.padding_idx
-        assert weight is not None
-        error = reconstruction_error(weight, form, pad)
-        rows.append(_row(found, form, weight.numel() * weight.element_size(), error))
+    rows, made = [], []
+    for found, plan, use in zip(chosen, plans, uses):
+        assert found.weight is not None
+        tied = next(iter(found.tied.values()), None)
+        bias = None if tied is None else tied._parameters.get("bias")
+        known = Knowledge(found.weight, bias, tied is not None, use)
+        table, form = plan(seed, bars, known)
+        lost = judge(found.weight, form, known)
+        full = found.weight.numel() * found.weight.element_size()
+        rows.append(_row(found, form, full, lost, compare(found.weight, known)))
+        made.append(table)
+    for found, table in zip(chosen, made):
         put(model, found, table)
-    report = _report(rows, before, left)
-    if not trainable:
-        _tell_transformers(model)
-    return report
+    _tell_transformers(model)
+    return _report(rows, before, left, tiered and calibrate is None and counts is None)
 
 
 def compact(model: nn.Module, *, progress: bool | Progress = False) -> Report:
@@ -104,13 +159,53 @@ def compact(model: nn.Module, *, progress: bool | Progress = False) -> Report:
 
 # Plans: settings are checked for all tables before the first is built -----------------------------
 
-Plan = Callable[[int, Optional[Progress]], Tuple[nn.Module, Form]]
+Plan = Callable[[int, Optional[Progress], Knowledge], Tuple[nn.Module, Form]]
 
 
-def _stored_plan(found: Found, K: int, D: int | None, method: str, options: dict[str, Any]) -> Plan:
+def _tiered_plan(
+    found: EmbeddingTable,
+    ratio: float,
+    tiers: Sequence[Sequence[int]] | None,
+    options: dict[str, Any],
+) -> Plan:
+    """How to make the tiers of a table."""
+    weight = found.weight
+    assert weight is not None
+    if options:
+        name, value = next(iter(options.items()))
+        raise ValueError(
+            f"{_say(name, value)} has no effect with tiers, which take target_ratio and tiers"
+            + _meant(name, ("K", "D"))
+        )
+    with _naming(found):
+        TieredEmbedding.check(
+            weight.shape[1], lambda _, value: f"target_ratio={value}", ratio=ratio
+        )
+        if tiers is not None:
+            check_tiers(tiers, *weight.shape)
+        _check_weight(weight)
+
+    def make(seed: int, bars: Progress | None, known: Knowledge) -> tuple[nn.Module, Form]:
+        steps = _steps(bars, f"compress {found.path}", TieredEmbedding.work({}))
+        one = None if steps is None else lambda step: steps(1)
+        how: Settings = {"weight": known.weight, "metric": known.metric, "seed": seed}
+        corrected = known.share is not None
+        full, pad = weight.detach(), found.padding_idx
+        form = TieredEmbedding.from_table(
+            full, pad, ratio=ratio, tiers=tiers, corrected=corrected, progress=one, **how
+        )
+        if corrected:
+            form.correction, known.divergence = known.correction(full.float(), form.dense().float())
+        return form, form
+
+    return make
+
+
+def _stored_plan(
+    found: EmbeddingTable, K: int, D: int | None, method: str, options: dict[str, Any]
+) -> Plan:
     """How to make the stored form of a table by `method`."""
-    has_codes = method in METHODS and METHODS[method].has_codes
-    form = CompactEmbedding if has_codes else FORMS[method]
+    form = first_form(METHODS[method].forms if method in METHODS else [method])
     weight = found.weight
     assert weight is not None
     settings = {option.keyword: option.default for option in form.options}
@@ -120,17 +215,18 @@ def _stored_plan(found: Found, K: int, D: int | None, method: str, options: dict
             raise ValueError(
                 f"{_say(name, value)} has no effect with {_say('method', method)}, which takes "
                 + ", ".join(settings)
+                + _meant(name, settings)
             )
     if "K" in settings:
         settings["K"] = K
     if "D" in settings:
-        settings["D"] = _groups(weight.shape[1])
+        settings["D"] = default_D(weight.shape[1], close=True)
     settings.update(given)
     with _naming(found):
         form.check(weight.shape[1], _say, **settings)
         _check_weight(weight)
 
-    def make(seed: int, bars: Progress | None) -> tuple[nn.Module, Form]:
+    def make(seed: int, bars: Progress | None, known: Knowledge) -> tuple[nn.Module, Form]:
         steps = _steps(bars, f"compress {found.path}", form.work(settings))
         full = weight.detach()
         one = None if steps is None else lambda step: steps(1)
@@ -142,32 +238,33 @@ def _stored_plan(found: Found, K: int, D: int | None, method: str, options: dict
 
 
 def _training_plan(
-    found: Found, K: int, D: int | None, method: str, options: dict[str, Any]
+    found: EmbeddingTable, K: int, D: int | None, method: str, options: dict[str, Any]
 ) -> Plan:
     """How to make the training form of a table."""
     weight = found.weight
     assert weight is not None
-    known = {f.name for f in fields(DPQConfig)}
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise ValueError(f"{_say(unknown[0], options[unknown[0]])}: there is no such option")
-    if D is None and "D" in METHODS[method].options:
-        D = _groups(weight.shape[1])
-    settings = {"K": K, "method": method, **({} if D is None else {"D": D}), **options}
+    takes = {f.name for f in fields(METHODS[method].options)}
+    settings: dict[str, Any] = {"K": K} if "K" in takes else {}
+    if D is not None:
+        settings["D"] = D
+    elif "D" in takes and METHODS[method].splits_rows:
+        settings["D"] = default_D(weight.shape[1], close=True)
+    settings.update(options)
     modules = found.modules.values()
     if any(getattr(module, "sparse", False) for module in modules):
         settings.setdefault("sparse", True)
     with _naming(found):
-        DPQConfig(**settings).validate(weight.shape[1])
+        make_options(method, settings).validate(weight.shape[1])
         _check_weight(weight)
         if any(getattr(module, "scale_grad_by_freq", False) for module in modules):
             raise ValueError("scale_grad_by_freq=True has no training form; set it to False")
 
-    def make(seed: int, bars: Progress | None) -> tuple[nn.Module, Form]:
+    def make(seed: int, bars: Progress | None, known: Knowledge) -> tuple[nn.Module, Form]:
         steps = _steps(bars, f"compress {found.path}", ITERATIONS)
         one = None if steps is None else lambda step: steps(1)
         full, pad = weight.detach(), found.padding_idx
-        layer = DPQEmbedding.from_pretrained(full, pad, seed=seed, progress=one, **settings)
+        how: dict[str, Any] = {"method": method, "seed": seed, "progress": one, **settings}
+        layer = DPQEmbedding.from_pretrained(full, pad, **how)
         if not weight.requires_grad:
             layer.requires_grad_(False)
         return layer, layer.compact(packed=True)
@@ -179,15 +276,13 @@ def _say(name: str, value: Any) -> str:
     return f"{name}={value!r}"
 
 
-def _groups(embedding_dim: int) -> int:
-    """The default D: groups of two numbers, or near that."""
-    half = max(1.0, embedding_dim / 2)
-    near = near_divisors(embedding_dim, max(1, embedding_dim // 2))
-    return min(near, key=lambda x: max(x / half, half / x))
+def _meant(name: str, known: Iterable[str]) -> str:
+    """A question after an option in the wrong case: `k=32`."""
+    return next((f"; did you mean {k}?" for k in known if k.lower() == name.lower()), "")
 
 
 @contextlib.contextmanager
-def _naming(found: Found) -> Iterator[None]:
+def _naming(found: EmbeddingTable) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
@@ -204,7 +299,17 @@ def _check_weight(weight: Tensor) -> None:
 # Report and progress ------------------------------------------------------------------------------
 
 
-def _row(found: Found, form: Form, before: int, error: float | None) -> TableReport:
+def _merged(uses: list[Use], counts: list[Use | None]) -> list[Use | None]:
+    """What a calibration has seen, with counts where those are given."""
+    for use, given in zip(uses, counts):
+        if given is not None:
+            use.counts = given.counts
+    return list(uses)
+
+
+def _row(
+    found: EmbeddingTable, form: Form, before: int, lost: Lost | None, peers: tuple[Peer, ...] = ()
+) -> TableReport:
     return TableReport(
         path=found.path,
         num_embeddings=form.num_embeddings,
@@ -212,15 +317,18 @@ def _row(found: Found, form: Form, before: int, error: float | None) -> TableRep
         description=f"{form.kind} {form.describe()}",
         before=before,
         after=form.saved_nbytes,
-        error=error,
+        lost=lost,
+        peers=peers,
         aliases=tuple(found.paths[1:]),
         tied=tuple(found.tied),
     )
 
 
-def _report(rows: list[TableReport], before: int, left: dict[str, str]) -> Report:
+def _report(
+    rows: list[TableReport], before: int, left: dict[str, str], uncalibrated: bool = False
+) -> Report:
     after = before - sum(row.before for row in rows) + sum(row.after for row in rows)
-    return Report(tuple(rows), before, after, left)
+    return Report(tuple(rows), before, after, left, uncalibrated)
 
 
 def _steps(bars: Progress | None, what: str, steps: int) -> Callable[[int], Any] | None:
@@ -235,7 +343,7 @@ def _bar(what: str, steps: int) -> Callable[[int], Any]:
 
 
 def _tell_transformers(model: nn.Module) -> None:
-    """A Hugging Face model can save itself; a program without transformers does not import it."""
+    """Hugging Face models save themselves; a program without transformers does not import it."""
     if "transformers" in sys.modules:
         from fairseq_dpq.any_model.huggingface import attach
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any, Sequence
+import re
+from typing import Any, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -17,92 +19,142 @@ from transformers.quantizers.auto import (
 )
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from fairseq_dpq.any_model.finding import Found, put, set_module
-from fairseq_dpq.any_model.saving import build_form, compact_state
-from fairseq_dpq.record import Table, TablesRecord
+from fairseq_dpq.any_model.saving import (
+    build_form,
+    build_layer,
+    other_tensors,
+    saved_tables,
+    training_shapes,
+)
+from fairseq_dpq.any_model.scaled import ScaledEmbedding
+from fairseq_dpq.files.errors import printable
+from fairseq_dpq.files.memory import check_crc32
+from fairseq_dpq.files.record import Table, TablesRecord
+from fairseq_dpq.forms import FORMS
+from fairseq_dpq.forms.base import Form
+from fairseq_dpq.forms.fitting import shown
+from fairseq_dpq.layer import DPQEmbedding
+from fairseq_dpq.model import EmbeddingTable, placed, put, set_module
 
 NAME = "fairseq_dpq"
+_AS_STORED = torch.float64  # of a stand-in for a tensor that keeps its dtype; no table has it
 
 
 class CompactConfig(QuantizationConfigMixin):
-    """What `config.json` says of compressed tables: their record, and their tensors' names."""
+    """What `config.json` says of tables, compressed or in training: their record, and their
+    tensors' names."""
 
     def __init__(
         self,
         tables: dict[str, Any] | None = None,
         tensors: dict[str, list[str]] | None = None,
         quant_method: str = NAME,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            raise ValueError(printable(f"the quantization_config has the unknown entry {name}"))
         self.quant_method: Any = quant_method
         self.tables = tables or {}
         self.tensors = tensors or {}
 
-    def describe(self, model: nn.Module) -> TablesRecord:
-        """Make it that of a model's compressed tables."""
-        record, tensors = compact_state(model)
-        self.tables = json.loads(record.to_json())
-        self.tensors = {
+    @classmethod
+    def of(cls, model: nn.Module) -> tuple[CompactConfig, dict[str, Tensor]]:
+        """That of a model's tables, and their tensors."""
+        record, tensors = saved_tables(model)
+        names = {
             path: [key[len(path) + 1 :] for key in tensors if key.startswith(f"{path}.")]
             for path in record.tables
         }
-        return record
+        return cls(json.loads(record.to_json()), names), tensors
 
 
 class _StandIn(nn.Module):
     """Where a table or an output layer will be: buffers to load, and a bias."""
 
-    def __init__(self, table: Table, names: Sequence[str] = (), bias: Any = None) -> None:
+    def __init__(self, table: Table, names: Iterable[str] = (), bias: Any = None) -> None:
         super().__init__()
+        follows = _model_dtype(table) if names else None
         for name in names:
-            self.register_buffer(name, torch.empty(0))
+            dtype = None if follows is None or name in follows else _AS_STORED
+            module: nn.Module = self
+            *parts, last = name.split(".")
+            for part in parts:  # a form that is made of forms
+                if part not in module._modules:
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            module.register_buffer(last, torch.empty(0, dtype=dtype))
         self.register_parameter("bias", bias)
         # Some models initialise their tables by name. What has this flag they leave alone.
         self.weight = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
         self.weight._is_hf_initialized = True  # type: ignore[attr-defined]
 
 
+def _check_codes(tensors: dict[str, Tensor], table: Table) -> None:
+    """Compare checksums. Numbers may have been cast to the dtype that was asked for."""
+    whole = {name: t for name, t in tensors.items() if table.form and not t.is_floating_point()}
+    check_crc32(whole, {name: table.checksums.get(name) for name in whole})
+
+
+def _model_dtype(table: Table) -> Iterable[str] | None:
+    """The tensors that take the dtype of the model; None: all. Statistics of training stay float32,
+    values of tiers float16."""
+    form = table.form
+    return FORMS[form["kind"]].model_dtype if form else training_shapes(table)
+
+
 class CompactQuantizer(HfQuantizer):
-    """Puts stand-ins where compressed tables will be, and builds those once tensors are loaded."""
+    """Puts stand-ins where tables will be, and builds those once their tensors are loaded."""
 
     requires_calibration = True  # `compress` makes the tables, not from_pretrained
     quantization_config: CompactConfig
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         config = self.quantization_config
-        record = TablesRecord.from_json(json.dumps(config.tables))
-        self._waiting: list[tuple[Found, Table, nn.Module]] = []
-        for saved_path, table in record.tables.items():
-            path = _moved(saved_path, table, model)
-            found = _claimed(model, path, table)
-            stand_in = _StandIn(table, config.tensors.get(saved_path, []))
-            for other in found.paths:
-                set_module(model, other, stand_in if other == path else _StandIn(table))
-            for other, layer in found.tied.items():
-                found.tied[other] = _StandIn(table, bias=layer._parameters["bias"])
-                set_module(model, other, found.tied[other])
-            _untie(model, [*found.paths, *found.tied])
-            self._waiting.append((found, table, stand_in))
+        self._waiting: list[tuple[EmbeddingTable, Table, nn.Module]] = []
+        with _said("the quantization_config of the model"):
+            record = TablesRecord.from_json(json.dumps(config.tables))
+            for saved_path, table in record.tables.items():
+                path = _moved(saved_path, table, model)
+                found = _claimed(model, path, table)
+                stand_in = _StandIn(table, _names(config.tensors, saved_path))
+                for other in found.paths:
+                    set_module(model, other, stand_in if other == path else _StandIn(table))
+                for other, layer in found.tied.items():
+                    found.tied[other] = _StandIn(table, bias=layer._parameters["bias"])
+                    set_module(model, other, found.tied[other])
+                _untie(model, [*found.paths, *found.tied])
+                self._waiting.append((found, table, stand_in))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         for found, table, stand_in in self._waiting:
             tensors = {k: t for k, t in stand_in.named_buffers() if t.device.type != "meta"}
-            try:
-                form = build_form(table, tensors)
-            except ValueError as error:
-                raise ValueError(f"{found.path}: {error}") from error
-            put(model, found, form.to(next(iter(tensors.values())).device))
+            with _said(found.path):
+                _check_codes(tensors, table)
+                made = build_form(table, tensors) if table.form else build_layer(table, tensors)
+            put(model, found, made.to(next(iter(tensors.values())).device))
         self._waiting = []
-        self.quantization_config.describe(model)  # with the paths of this model
+        attach(model)  # with the paths of this model
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> torch.dtype | None:
+        """None: as it is stored."""
+        return None if dtype == _AS_STORED else super().get_new_dtype(converter, param, dtype)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-        return compact_state(model)[1], {}
+        """What `save_pretrained` writes; it asks for this before it writes the config."""
+        self.quantization_config, tensors = CompactConfig.of(model)
+        _describe(model, self.quantization_config)
+        return {**tensors, **other_tensors(model)}, {}
 
     def is_serializable(self) -> bool:
         return True
 
     @property
     def is_trainable(self) -> bool:
-        return True  # the other weights are
+        return True  # the other weights are, and tables in training form
+
+    @property
+    def is_qat_trainable(self) -> bool:
+        return True
 
     @property
     def is_compileable(self) -> bool:
@@ -117,16 +169,102 @@ def register() -> None:
 
 
 def attach(model: nn.Module) -> None:
-    """Give a compressed Hugging Face model its quantizer, so that `save_pretrained` works."""
-    if not isinstance(model, PreTrainedModel):
-        return
-    register()
-    config = CompactConfig()
-    record = config.describe(model)
+    """Give each Hugging Face model with such tables its quantizer, so that `save_pretrained` works.
+
+    The model at hand may be one, or contain some, as sentence encoders do.
+    """
+    seen: set[int] = set()
+    for module in model.modules():  # a model comes before the models in it
+        if not isinstance(module, PreTrainedModel) or not placed(module, (Form, DPQEmbedding)):
+            continue
+        config, _ = CompactConfig.of(module)
+        module.hf_quantizer = CompactQuantizer(config, pre_quantized=True)
+        if isinstance(_input_table(module), (Form, DPQEmbedding)):
+            module.resize_token_embeddings = _Resize(module)
+        if id(module) not in seen:
+            _describe(module, config)
+            for path, table in TablesRecord.from_json(json.dumps(config.tables)).tables.items():
+                _untie(module, [path, *table.aliases, *table.tied])
+        seen.update(id(inner) for inner in module.modules())
+
+
+def _describe(model: Any, config: CompactConfig) -> None:
+    """Put it into the config of a model; models inside have none, until they are saved alone."""
+    for inner in model.modules():
+        if isinstance(inner, PreTrainedModel):
+            inner.config.__dict__.pop("quantization_config", None)
     model.config.quantization_config = config
-    model.hf_quantizer = CompactQuantizer(config, pre_quantized=True)
-    for path, table in record.tables.items():
-        _untie(model, [path, *table.aliases, *table.tied])
+
+
+def _names(tensors: Any, path: str) -> list[str]:
+    """The names of a table's tensors; ValueError if they cannot be."""
+    names = tensors.get(path) if isinstance(tensors, dict) else None
+    if not isinstance(names, list) or not all(
+        isinstance(name, str) and re.fullmatch(r"\w+(\.\w+)*", name) for name in names
+    ):
+        raise ValueError(f"tensors: expected the names of those of {path}, found {shown(names)}")
+    return names
+
+
+@contextlib.contextmanager
+def _said(what: str) -> Iterator[None]:
+    """Errors in one line that names the part."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, RuntimeError, AttributeError) as error:
+        missing = isinstance(error, KeyError)
+        text = f"{error} is missing" if missing else (str(error).splitlines() or ["damaged"])[-1]
+        raise ValueError(printable(f"{what}: {text.strip()}")) from error
+
+
+class _Resize:
+    """Takes the place of `resize_token_embeddings` of a model whose input table is compressed."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, **_: Any
+    ) -> Any:
+        table = _input_table(self.model)
+        rows = table.num_embeddings
+        wanted = rows if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of:
+            wanted += -wanted % pad_to_multiple_of
+        if wanted == rows:
+            return self.model.get_input_embeddings()
+        grows = wanted > rows and isinstance(table, Form)
+        how = f"call fairseq_dpq.add_rows(model, {wanted - rows}), or " if grows else ""
+        raise ValueError(
+            f"the table of {rows} rows is compressed: {how}resize the full model to {wanted} rows, "
+            "then compress it"
+        )
+
+
+def follow_growth(model: nn.Module, table: Form, old: int) -> None:
+    """Let Hugging Face models whose input table has grown know of its new rows."""
+    for module in model.modules():
+        if not isinstance(module, PreTrainedModel) or _input_table(module) is not table:
+            continue
+        config: Any = module.config.get_text_config()
+        for name in ("vocab_size", "decoder_vocab_size"):
+            for holder in (config, module):
+                if getattr(holder, name, None) == old:
+                    setattr(holder, name, table.num_embeddings)
+        head: Any = module.get_output_embeddings()
+        if isinstance(head, nn.Linear) and head.out_features == old:  # it is not tied
+            module.set_output_embeddings(module._get_resized_lm_head(head, table.num_embeddings))
+        resize = getattr(module, "_resize_final_logits_bias", None)
+        if resize is not None:
+            resize(table.num_embeddings)
+
+
+def _input_table(model: Any) -> Any:
+    try:
+        found = model.get_input_embeddings()
+    except (NotImplementedError, AttributeError):  # a model without tokens
+        return None
+    return found.table if isinstance(found, ScaledEmbedding) else found
 
 
 def _untie(model: Any, paths: list[str]) -> None:
@@ -142,14 +280,14 @@ def _untie(model: Any, paths: list[str]) -> None:
                 setattr(module, name, {k: v for k, v in keys.items() if k not in own})
 
 
-def _claimed(model: Any, path: str, table: Table) -> Found:
+def _claimed(model: Any, path: str, table: Table) -> EmbeddingTable:
     """The modules that a saved table belongs to. Weights are not tied yet at this point: the record
     and the model's own list of tied weights say which will be."""
     modules = dict(model.named_modules(remove_duplicate=False))
     pairs = getattr(model, "all_tied_weights_keys", None) or {}
     own = [f"{name}.weight" for name in (path, *table.aliases, *table.tied)]
     listed = [k for pair in pairs.items() if set(pair) & set(own) for k in pair]
-    found = Found({}, None)
+    found = EmbeddingTable({}, None)
     for name in dict.fromkeys([path, *table.aliases, *table.tied, *(k[:-7] for k in listed)]):
         module = modules.get(name)
         if module is None and name != path:
@@ -180,3 +318,6 @@ def _moved(path: str, table: Table, model: Any) -> str:
     table.aliases = [moved(other) for other in table.aliases]
     table.tied = [moved(other) for other in table.tied]
     return moved(path)
+
+
+register()

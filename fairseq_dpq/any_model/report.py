@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Sequence
 
 from torch import Tensor, nn
 
+from fairseq_dpq.any_model.judging import Lost, Peer
 from fairseq_dpq.forms.base import Form
+from fairseq_dpq.size_report import text_table
 
 _HEADER: tuple[str, ...] = ("table", "rows x size", "form", "before", "after", "ratio", "error")
 
@@ -22,13 +24,38 @@ class TableReport:
     description: str
     before: int  # bytes
     after: int  # bytes as saved
-    error: float | None  # squared, as a share of the table's squared norm; None if not known
+    lost: Lost | None = None  # None if not known
+    peers: tuple[Peer, ...] = ()
     aliases: tuple[str, ...] = ()
     tied: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
         return self.before / self.after
+
+    @property
+    def error(self) -> float | None:
+        """Squared error as a share of what varies between rows; None if not known."""
+        return None if self.lost is None else self.lost.error
+
+    def few(self) -> str:
+        """What to say if the calibration has seen few of the rows; empty if not."""
+        if self.lost is None or not self.lost.few:
+            return ""
+        return (
+            f"{self.path}: the calibration has only {self.lost.few} of {self.num_embeddings} "
+            "types; other text may lose more, so add text of other kinds"
+        )
+
+    def warning(self) -> str:
+        """What to say if the model will suffer; empty if it should not."""
+        if self.lost is None or not self.lost.high:
+            return ""
+        # An error falls four times with each bit a number.
+        bits = 32 * self.after / (4 * self.num_embeddings * self.embedding_dim)
+        more = bits + math.log2(self.lost.high) / 2 + 0.5
+        fix = f"target_ratio={32 / more:.1f}" if 32 / more > 4 else "method='scalar', bits=8"
+        return f"{self.path}: the model will suffer from this loss; try {fix}"
 
 
 @dataclass(frozen=True)
@@ -42,6 +69,7 @@ class Report:
     model_before: int
     model_after: int
     left: dict[str, str] = field(default_factory=dict)  # tables that stay as they are, and why
+    uncalibrated: bool = False  # the order of ids stood for the use of rows
 
     @property
     def before(self) -> int:
@@ -84,13 +112,23 @@ class Report:
             )
         rows.append(_sum("embeddings", self.before, self.after))
         rows.append(_sum("model", self.model_before, self.model_after))
-        lines = _columns(rows)
+        lines = text_table(rows, left=(0, 2)).splitlines()
         lines.append(f"embeddings were {self.share:.0%} of the model")
         for table in self.tables:
             also = [f"also {name}" for name in table.aliases]
             also += [f"tied to {name}" for name in table.tied]
             if also:
                 lines.append(f"{table.path}: {', '.join(also)}")
+        for table in self.tables:
+            if table.lost is not None:
+                lines.append(f"{table.path}: {table.lost}")
+            lines += [f"{table.path}: {peer}" for peer in table.peers]
+            lines += [line for line in (table.warning(), table.few()) if line]
+        if self.uncalibrated:
+            lines.append(
+                "rows count by the order of ids; calibrate=BATCHES of text like yours loses half "
+                "as much at a ratio of 10, or as much at 13 (docs/real-models.md)"
+            )
         lines += [f"{path} stays as it is: {why}" for path, why in self.left.items()]
         return "\n".join(lines)
 
@@ -103,23 +141,16 @@ def _size(number: int) -> str:
     return f"{number:,}"
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            c.ljust(w) if i in (0, 2) else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
 def model_bytes(model: nn.Module) -> int:
     """Bytes of the tensors that saving a model would write, shared ones once."""
     seen: set[tuple[int, int]] = set()
     total = 0
+    parts: set[int] = set()  # of forms
     for module in model.modules():
+        if id(module) in parts:
+            continue
         if isinstance(module, Form):
+            parts.update(id(part) for part in module.modules())
             total += module.saved_nbytes
             continue
         transient = module._non_persistent_buffers_set

@@ -1,37 +1,29 @@
-"""A compressed model in a folder: its tensors as safetensors, the record of its tables as JSON."""
+"""A compressed model in a folder: a safetensors file of its tensors, and the tables' record."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import json
-import os
-import secrets
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.any_model.finding import Found, find_tables, identity, placed, put
-from fairseq_dpq.checksums import text_crc32
-from fairseq_dpq.embedding import dpq_modules
-from fairseq_dpq.forms import FORMS
-from fairseq_dpq.forms.base import Form, crc32_bits
-from fairseq_dpq.forms.fitting import check_form
-from fairseq_dpq.printable import printable
-from fairseq_dpq.record import Table, TablesRecord
-from fairseq_dpq.safetensors_file import (
-    DTYPES,
-    Opened,
-    check_tensor_crc32,
-    metadata,
-    open_mapped,
-)
+from fairseq_dpq.files.errors import CheckpointError, printable
+from fairseq_dpq.files.memory import tensors_crc32
+from fairseq_dpq.files.reader import TensorFile, metadata, read_tensors
+from fairseq_dpq.files.record import Table, TablesRecord
+from fairseq_dpq.files.writer import DTYPES, write_tensors, write_whole
+from fairseq_dpq.forms import FORMS, fitting
+from fairseq_dpq.forms.base import Form, Layout
+from fairseq_dpq.forms.fitting import check_tensor
+from fairseq_dpq.layer import DPQEmbedding, dpq_modules
+from fairseq_dpq.model import EmbeddingTable, find_tables, identity, placed, put
 
-TENSORS, RECORD = "model.safetensors", "compact.json"
+TENSORS = "model.safetensors"
 _KIND = "model"  # in the file's config, where an exported table has the kind of its form
-_MAX_RECORD = 100_000_000  # bytes
 
 
 class SavedModelError(ValueError):
@@ -44,50 +36,51 @@ class SavedModelError(ValueError):
 def save_compact(model: nn.Module, directory: str | Path) -> int:
     """Write a compressed model to a folder, without pickle; the number of bytes written.
 
-    `load_compact` reads it into a new model of the same architecture.
+    It is one file. A save that is killed leaves the file of the save before it. `load_compact`
+    reads it into a new model of the same architecture.
     """
-    from safetensors.torch import save_file
-
-    record, tensors = compact_state(model)
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(json.loads(record.to_json()), indent=2) + "\n"
-    config = {"kind": _KIND, "record_crc32": text_crc32(text)}
-    meta = metadata(type(model).__name__, config, tensors)
-    _write(folder / TENSORS, lambda path: save_file(tensors, str(path), meta))
-    _write(folder / RECORD, lambda path: path.write_text(text, encoding="utf-8"))
-    return sum((folder / name).stat().st_size for name in (TENSORS, RECORD))
-
-
-def compact_state(model: nn.Module) -> tuple[TablesRecord, dict[str, Tensor]]:
-    """The record of a model's compressed tables, and all tensors to save: each shared one once."""
     if any(dpq_modules(model)):
         raise SavedModelError("the model has tables in training form; call compact(model) first")
-    tables = placed(model, Form)
+    record, tensors = saved_tables(model)
+    tensors.update(other_tensors(model))
+    target = Path(directory) / TENSORS
+    target.parent.mkdir(parents=True, exist_ok=True)
+    config = {"kind": _KIND, "record": json.loads(record.to_json())}
+    meta = metadata(type(model).__name__, config, tensors)
+    try:
+        write_whole(target, lambda file: write_tensors(file, tensors, meta), force=True)
+    except CheckpointError as error:
+        raise SavedModelError(str(error)) from error
+    return target.stat().st_size
+
+
+def saved_tables(model: nn.Module) -> tuple[TablesRecord, dict[str, Tensor]]:
+    """The record of a model's tables, compressed or in training, and their tensors."""
+    tables = placed(model, (Form, DPQEmbedding))
     if not tables:
         raise SavedModelError("the model has no compressed table; call compress(model) first")
     record = TablesRecord({}, stage="compact")
     tensors: dict[str, Tensor] = {}
     for found in tables:
-        form: Form = found.module
-        form.verify()
-        record.tables[found.path] = Table(
-            form.num_embeddings,
-            form.embedding_dim,
-            form.padding_idx,
-            options={},
-            aliases=found.paths[1:],
-            tied=list(found.tied),
-            form={"kind": form.kind, **form.settings()},
-        )
-        for name, tensor in form.export_tensors().items():
-            tensors[f"{found.path}.{name}"] = tensor.detach().cpu().contiguous()
-    tensors.update(_other_tensors(model))
+        module: Form | DPQEmbedding = found.module
+        table = Table(module.num_embeddings, module.embedding_dim, module.padding_idx, options={})
+        table.aliases, table.tied = found.paths[1:], list(found.tied)
+        if isinstance(module, Form):
+            table.form = {"kind": module.kind, **module.settings()}
+            own = module.export_tensors()
+        else:
+            record.stage = "training"
+            table.options = module.config.keywords()
+            own = module.state_dict()
+        own = {name: tensor.detach().cpu().contiguous() for name, tensor in own.items()}
+        table.checksums = tensors_crc32(own) if table.form else {}
+        record.tables[found.path] = table
+        tensors.update({f"{found.path}.{name}": tensor for name, tensor in own.items()})
     return record, tensors
 
 
-def _other_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What the state_dict has beside compressed tables."""
+def other_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What the state_dict has beside the tables, each shared tensor once."""
     out: dict[str, Tensor] = {}
     first: dict[Any, str] = {}
     for key, tensor in _state(model).items():
@@ -103,21 +96,11 @@ def _other_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
-    """The state_dict without compressed tables."""
+    """The state_dict without the tables."""
     named = model.named_modules(remove_duplicate=False)
-    inside = tuple(f"{path}." for path, module in named if isinstance(module, Form))
+    kinds = (Form, DPQEmbedding)
+    inside = tuple(f"{path}." for path, module in named if isinstance(module, kinds))
     return {k: v for k, v in model.state_dict().items() if not k.startswith(inside or ("\0",))}
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    """The file appears under its name only when it is complete."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        write(part)
-        os.replace(part, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()
 
 
 # Loading ------------------------------------------------------------------------------------------
@@ -145,7 +128,7 @@ def load_compact(directory: str | Path, model: nn.Module) -> nn.Module:
     return model if device is None else model.to(device)
 
 
-def _match(tables: list[Found], record: TablesRecord) -> list[Found]:
+def _match(tables: list[EmbeddingTable], record: TablesRecord) -> list[EmbeddingTable]:
     """The tables of a model that a record means, in its order; ValueError if they do not fit."""
     by_path = {path: found for found in tables for path in found.paths}
     out = []
@@ -182,16 +165,28 @@ def build_form(table: Table, tensors: Mapping[str, Tensor]) -> Form:
     settings = dict(table.form)
     form = FORMS[settings.pop("kind")]
     size = (table.num_embeddings, table.embedding_dim, table.padding_idx)
-    check_form(form, size, settings, tensors)
-    for name in form.packed_tensors:
-        stored = tensors.get(f"{name}_crc32")
-        if stored is not None and stored.tolist() != crc32_bits(tensors[name]).tolist():
-            raise ValueError(f"{name} do not match their checksum")
-    form.check_contents(size[1], settings, tensors)
-    return form.from_tensors(*size, settings, tensors)
+    return fitting.build_form(form, size, settings, tensors)
 
 
-def _form(table: Table, path: str, opened: Opened) -> Form:
+def training_shapes(table: Table) -> dict[str, tuple[int, ...]]:
+    """The shapes of the parameters of a record's table in training form."""
+    small = DPQEmbedding(1, table.embedding_dim, **table.options)  # no n rows by a claim alone
+    return small.method.shapes(small.config, table.num_embeddings, table.embedding_dim)
+
+
+def build_layer(table: Table, tensors: Mapping[str, Tensor]) -> DPQEmbedding:
+    """The training form of a record's table; ValueError for tensors that are not its own."""
+    for name, shape in training_shapes(table).items():
+        check_tensor(name, tensors.get(name), Layout(tuple(shape)))
+    size = (table.num_embeddings, table.embedding_dim, table.padding_idx)
+    layer = DPQEmbedding(*size, dtype=tensors["query"].dtype, **table.options)
+    for name, tensor in layer.state_dict().items():
+        check_tensor(name, tensors.get(name), Layout(tuple(tensor.shape)))
+    layer.load_state_dict(dict(tensors))
+    return layer
+
+
+def _form(table: Table, path: str, opened: TensorFile) -> Form:
     prefix = f"{path}."
     tensors = {k[len(prefix) :]: t for k, t in opened.tensors.items() if k.startswith(prefix)}
     try:
@@ -201,7 +196,7 @@ def _form(table: Table, path: str, opened: Opened) -> Form:
 
 
 def _matching_state(
-    model: nn.Module, tables: list[Found], opened: Opened, record: TablesRecord
+    model: nn.Module, tables: list[EmbeddingTable], opened: TensorFile, record: TablesRecord
 ) -> dict[str, Tensor]:
     """The state for what is not a table; ValueError unless names and shapes are the model's."""
     of_tables = tuple(f"{path}." for path in record.tables)
@@ -224,6 +219,9 @@ def _matching_state(
             raise ValueError(
                 f"{key} has shape {tuple(tensor.shape)} in the model, {tuple(found.shape)} as saved"
             )
+        floats = tensor.is_floating_point() and found.is_floating_point()  # any of them will do
+        if found.dtype != tensor.dtype and not floats:
+            raise ValueError(f"{key} is {tensor.dtype} in the model, {found.dtype} as saved")
         if source not in made:  # one Parameter for tied names: they stay tied
             is_parameter = isinstance(tensor, nn.Parameter)
             grad = tensor.requires_grad and found.is_floating_point()
@@ -235,27 +233,18 @@ def _matching_state(
     return state
 
 
-def _open(folder: Path) -> tuple[TablesRecord, Opened]:
-    """Both files, with every checksum compared."""
-    for name in (RECORD, TENSORS):
-        if not (folder / name).is_file():
-            raise SavedModelError(printable(f"{folder} has no {name}: not a saved model"))
-    with _said(folder / RECORD):
-        if (folder / RECORD).stat().st_size > _MAX_RECORD:
-            raise ValueError("it is too large")
-        text = (folder / RECORD).read_bytes().decode("utf-8")
-        record = TablesRecord.from_json(text)
+def _open(folder: Path) -> tuple[TablesRecord, TensorFile]:
+    """The file of a folder, with every checksum compared."""
+    path = folder / TENSORS
+    if not path.is_file():
+        raise SavedModelError(printable(f"{folder} has no {TENSORS}: not a saved model"))
+    with _said(path):
+        opened = read_tensors(path)
+        if opened.config.get("kind") != _KIND:
+            raise ValueError("it holds a single table; CompactEmbedding.from_file reads it")
+        record = TablesRecord.from_json(json.dumps(opened.config["record"]))
         if record.stage != "compact":
             raise ValueError("its tables are not compact")
-    with _said(folder / TENSORS):
-        opened = open_mapped(folder / TENSORS)
-        config = json.loads(opened.meta["config"])
-        if not isinstance(config, dict) or config.get("kind") != _KIND:
-            raise ValueError("it holds a single table; CompactEmbedding.from_file reads it")
-        for name, checksums in opened.unchecked.items():
-            check_tensor_crc32(name, opened.tensors[name], checksums)
-        if config.get("record_crc32") != text_crc32(text):
-            raise ValueError(f"it does not belong to the {RECORD} beside it")
     return record, opened
 
 
@@ -266,6 +255,8 @@ def _said(path: Path) -> Iterator[None]:
         yield
     except SavedModelError:
         raise
+    except CheckpointError as error:  # it names the file
+        raise SavedModelError(str(error)) from error
     except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise SavedModelError(printable(f"{path}: {error}")) from error
     except RecursionError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import sys
 from itertools import islice
 from pathlib import Path
@@ -12,14 +13,19 @@ from typing import Any, BinaryIO, Callable, Iterator, Sequence
 
 import torch
 
-from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.writing import check_target, write_whole
 from fairseq_dpq.cli.common import run
 from fairseq_dpq.cli.models import load_model
-from fairseq_dpq.datasets.rows import split_words
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.writer import check_target, write_whole
 
 _TASK = "text_classification"
 _CHUNK = 10_000  # lines in memory at a time
+_WORD = re.compile(r"\w+")
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text: runs of letters, digits and underscores, in lower case."""
+    return _WORD.findall(text.lower())
 
 
 def get_parser() -> argparse.ArgumentParser:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from typing import Any, Callable, Sequence
 
-from tqdm import tqdm
-
-from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.printable import printable
-from fairseq_dpq.sizes import bits_note
+from fairseq_dpq.files.errors import CheckpointError, DPQConfigError, printable
 
 # Modules that `pip install fairseq-dpq` does not bring, by the extra of setup.py that does.
 _EXTRAS = {
@@ -30,8 +26,18 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="unpickle everything in the input, which can run code that is hidden in it",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def add_exact_logits(parser: argparse.ArgumentParser) -> None:
+    """The option of the tools that write compact checkpoints."""
+    parser.add_argument(
+        "--exact-logits",
+        action="store_true",
+        help="let tied output layers multiply by the dense table, which takes its memory; else "
+        "logits come from the codes, faster, and differ in the last digits",
+    )
 
 
 def missing_extra(error: ModuleNotFoundError) -> str:
@@ -48,6 +54,9 @@ def run(
 ) -> int:
     """Parse, work, and turn errors into one line and an exit code: 2 for bad input."""
     args = parser.parse_intermixed_args(argv)  # options may stand anywhere
+    level = logging.root.manager.disable
+    if not args.debug:
+        logging.disable(logging.INFO)  # what fairseq says while it loads a model
     try:
         work(args)
     except (CheckpointError, DPQConfigError) as error:
@@ -83,6 +92,8 @@ def run(
             file=sys.stderr,
         )
         return 1
+    finally:
+        logging.disable(level)
     return 0
 
 
@@ -97,6 +108,8 @@ class Bars:
         self.close()
         if total < self._least:
             return lambda done: None
+        from tqdm import tqdm
+
         # disable=None: none where stderr is not a terminal
         self._bar = tqdm(total=total, desc=what, unit_scale=True, disable=None)
         return self._bar.update
@@ -105,20 +118,6 @@ class Bars:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as text in columns: the first left-aligned, the others right-aligned."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def used_codes(used: dict[str, int] | None) -> str:
@@ -143,10 +142,7 @@ def notes(table: dict[str, Any], also_ends: str = "") -> list[str]:
     also += [f"tied to {name}" for name in table.get("tied_outputs", [])]
     if also:
         lines.append(printable(f"{table['path']}: {', '.join(also)}{also_ends}"))
-    if table.get("form") == "product_codes" and "K" in table:
-        plain = (table["K"] - 1).bit_length() * table["D"]
-        if bits_note(table["K"]) and table["bits_per_symbol"] == plain:
-            lines.append(printable(f"{table['path']}: {bits_note(table['K'])}"))
+    lines += [printable(f"{table['path']}: {note}") for note in table.get("notes", [])]
     if table.get("measured_cr", 1) < 1:
         lines.append(
             f"{printable(table['path'])}: larger than the full table; take a smaller --dpq-D or "

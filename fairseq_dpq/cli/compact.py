@@ -8,29 +8,28 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_bytes
-from fairseq_dpq.checkpoints.combining import average, has_ema, with_ema
-from fairseq_dpq.checkpoints.compaction import DTYPES, compact_state, verify
-from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.report import (
+from fairseq_dpq.cli.common import (
+    Bars,
+    add_common,
+    add_exact_logits,
+    left_text,
+    notes,
+    run,
+    size,
+    used_codes,
+)
+from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
+from fairseq_dpq.files.combining import average, has_ema, with_ema
+from fairseq_dpq.files.compaction import DTYPES, compact_state, verify
+from fairseq_dpq.files.errors import CheckpointError, printable
+from fairseq_dpq.files.report import (
     compacted_facts,
     could_follow,
     left_alone,
     model_sizes,
 )
-from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
-from fairseq_dpq.cli.common import (
-    Bars,
-    add_common,
-    left_text,
-    notes,
-    run,
-    size,
-    text_table,
-    used_codes,
-)
-from fairseq_dpq.printable import printable
-from fairseq_dpq.size_report import Change, outlook, size_lines
+from fairseq_dpq.files.writer import check_target, save_state, write_whole
+from fairseq_dpq.size_report import Change, outlook, size_lines, text_table
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -69,6 +68,7 @@ def get_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="drop the codes that no symbol uses; smaller still, the same outputs",
     )
+    add_exact_logits(parser)
     parser.add_argument(
         "--no-verify",
         dest="verify",
@@ -110,6 +110,7 @@ def compact(args: argparse.Namespace) -> None:
         values_dtype=args.values_dtype,
         half=args.half,
         shrink=args.lossless_shrink,
+        exact_logits=args.exact_logits,
         progress=bars,
     )
 
@@ -134,6 +135,7 @@ def compact(args: argparse.Namespace) -> None:
         "values_dtype": args.values_dtype,
         "half": args.half,
         "lossless_shrink": args.lossless_shrink,
+        "exact_logits": args.exact_logits,
         "ema": args.ema,
         "ema_left_out": ema_left,
         "verified": args.verify,

@@ -6,18 +6,16 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import BinaryIO, Sequence
+from typing import Sequence
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint, named, stored_form, training_layer
-from fairseq_dpq.checkpoints.compaction import DTYPES, compact_layer
-from fairseq_dpq.checkpoints.dictionaries import symbols_of
-from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.writing import check_target, write_whole
 from fairseq_dpq.cli.common import Bars, add_common, run
+from fairseq_dpq.files.checkpoint import Checkpoint, named, stored_form, training_layer
+from fairseq_dpq.files.compaction import DTYPES, compact_layer
+from fairseq_dpq.files.dictionaries import symbols_of
+from fairseq_dpq.files.errors import CheckpointError, printable
+from fairseq_dpq.files.record import Table, TablesRecord
+from fairseq_dpq.files.writer import check_target, write_form
 from fairseq_dpq.forms.base import Form
-from fairseq_dpq.printable import printable
-from fairseq_dpq.record import Table, TablesRecord
-from fairseq_dpq.safetensors_file import metadata, symbols_tensor
 from fairseq_dpq.size_report import Change, size_lines
 
 
@@ -57,24 +55,7 @@ def export(args: argparse.Namespace) -> None:
     rows = table.num_embeddings
     symbols = None if args.no_symbols else symbols_of(checkpoint, path, rows, args.dict)
     module = _module(checkpoint, record, path, table, args.values_dtype)
-    tensors = module.export_tensors()
-    if symbols is not None:
-        tensors["symbols"] = symbols_tensor(symbols)
-    config = {
-        "kind": module.kind,
-        "num_embeddings": module.num_embeddings,
-        "embedding_dim": module.embedding_dim,
-        "padding_idx": module.padding_idx,
-        **module.settings(),
-    }
-    meta = metadata(path, config, tensors)
-
-    def write(file: BinaryIO) -> None:
-        from safetensors.torch import save
-
-        file.write(save(tensors, meta))
-
-    write_whole(target, write, None, args.force)
+    write_form(target, module, path, symbols, args.force)
     facts = {
         "output": str(target),
         "table": path,

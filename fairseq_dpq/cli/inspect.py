@@ -6,20 +6,28 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import fields
 from typing import Any, Sequence
 
 from torch import Tensor
 
 from fairseq_dpq import native
-from fairseq_dpq.checkpoints.checkpoint import (
+from fairseq_dpq.choosing_sizes import compact_bytes
+from fairseq_dpq.cli import suggest
+from fairseq_dpq.cli.common import Bars, add_common, run
+from fairseq_dpq.cli.inspect_text import report
+from fairseq_dpq.config import DPQConfigError, add_flags, format_flag
+from fairseq_dpq.files.checkpoint import (
     Checkpoint,
     keys_of,
     stored_bytes,
     stored_form,
     training_layer,
 )
-from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.report import (
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.reader import form_of, is_safetensors, read_tensors
+from fairseq_dpq.files.record import Table, TablesRecord
+from fairseq_dpq.files.report import (
     could_follow,
     left_alone,
     model_sizes,
@@ -27,18 +35,11 @@ from fairseq_dpq.checkpoints.report import (
     table_facts,
     token_tables,
 )
-from fairseq_dpq.choosing_sizes import compact_bytes
-from fairseq_dpq.cli import suggest
-from fairseq_dpq.cli.common import Bars, add_common, run
-from fairseq_dpq.cli.inspect_text import report
-from fairseq_dpq.config import DPQConfig, DPQConfigError, add_flags, say_flag
 from fairseq_dpq.forms import FORMS
-from fairseq_dpq.forms.files import from_file
-from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.record import Table, TablesRecord
-from fairseq_dpq.safetensors_file import ExportError, is_export, open_mapped
+from fairseq_dpq.methods import DEFAULT_METHOD, make_options
+from fairseq_dpq.methods.base import ProductOptions
 from fairseq_dpq.size_report import Change, Left
-from fairseq_dpq.sizes import default_D
+from fairseq_dpq.sizes import DEFAULT_K, default_D
 
 _ROWS = 1 << 15
 
@@ -53,7 +54,7 @@ def get_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("checkpoints", nargs="*", metavar="CKPT")
     group = parser.add_argument_group("for checkpoints without DPQ")
-    add_flags(group, ["K", "D", "share_subspaces"], K=DPQConfig().K)
+    add_flags(group, [f for f in fields(ProductOptions) if f.metadata["flag"]], K=DEFAULT_K)
     suggest.add_targets(parser)
     add_common(parser)
     return parser
@@ -70,7 +71,7 @@ def inspect(args: argparse.Namespace, words: Sequence[str] = ()) -> None:
     left: list[list[Left]] = []
     out, bars = [], Bars()
     for path in args.checkpoints:
-        if is_export(path):
+        if is_safetensors(path):
             out.append(_exported(path))
             left.append([])
             before = {}
@@ -111,14 +112,11 @@ def inspect(args: argparse.Namespace, words: Sequence[str] = ()) -> None:
 
 def _exported(path: str) -> dict[str, Any]:
     """A table of fairseq-dpq-export: no model around it."""
-    try:
-        name = open_mapped(path).meta["name"]
-        form = from_file(path, FORMS)
-        usage = form.codes_in_use()
-    except (ExportError, OSError) as error:
-        raise CheckpointError(str(error)) from error
+    opened = read_tensors(path)
+    form = form_of(path, opened, FORMS)
+    usage = form.codes_in_use()
     table = Table(form.num_embeddings, form.embedding_dim, form.padding_idx, {})
-    own = table_facts(name, table, form, None if usage is None else usage["used"])
+    own = table_facts(opened.name, table, form, None if usage is None else usage["used"])
     entropy = None if usage is None else float(usage["entropy"].double().sum())
     sizes = {"embeddings": Change(own["full_bytes"], own["compact_bytes"]).facts()}
     return {
@@ -164,8 +162,9 @@ def _dpq(
         mine = keys_of(checkpoint.weights, [path])
         facts["stored_bytes"] = stored_bytes([checkpoint.weights[key] for key in mine])
         facts["changed"] = None
-        if isinstance(module, CompactEmbedding) and not module.renumbered(table.config.K):
-            codes = module.unpacked_codes()
+        whole = set(module.code_sizes) == {table.options.get("K", table.form.get("K"))}
+        codes = module.unpacked_codes() if whole else None
+        if codes is not None:  # unused codes were not dropped, nor the others renumbered
             old = before.get(path)
             if old is not None and old.shape == codes.shape:
                 facts["changed"] = _changed(old, codes)
@@ -189,11 +188,13 @@ def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, An
     for path, aliases in token_tables(checkpoint.weights, checkpoint.model_cfg).items():
         n, d = checkpoint.weights[path + ".weight"].shape
         D = args.D or default_D(d)
-        config = DPQConfig(K=args.K, D=D, share_subspaces=args.share_subspaces)
+        config = make_options(
+            DEFAULT_METHOD, {"K": args.K, "D": D, "share_subspaces": args.share_subspaces}
+        )
         facts: dict[str, Any] = {"path": path, "aliases": aliases, "D": D}
         facts.update(num_embeddings=n, embedding_dim=d, full_bytes=4 * n * d)
         try:
-            config.validate(d, say_flag)
+            config.validate(d, format_flag)
             small = compact_bytes(n, d, args.K, D, args.share_subspaces)
             facts["compact_bytes"] = small
             facts["formula_cr"] = config.compression_ratio(n, d)

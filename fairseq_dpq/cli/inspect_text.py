@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any, Sequence
 
-from fairseq_dpq.cli.common import left_text, notes, size, text_table, used_codes
-from fairseq_dpq.printable import printable
-from fairseq_dpq.size_report import Change, Left, outlook, size_lines
+from fairseq_dpq.cli.common import left_text, notes, size, used_codes
+from fairseq_dpq.files.errors import printable
+from fairseq_dpq.size_report import Change, Left, outlook, size_lines, text_table
 from fairseq_dpq.sizes import bits_note
 
 WIDTH = 100
@@ -73,7 +73,7 @@ def _rows(name: str, facts: dict[str, Any], K: int, D: int) -> list[list[str]]:
 def _stored_as(table: dict[str, Any], K: int, D: int) -> str:
     if "description" not in table:
         return f"full, at K={K} D={table.get('D', D)}"
-    return table["description"].replace("product_codes ", "", 1)
+    return table["description"]
 
 
 def _problems(facts: dict[str, Any]) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint
-from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.fairseq_plugin.configs import get_option
+from fairseq_dpq.files.checkpoint import Checkpoint
+from fairseq_dpq.files.errors import CheckpointError
 
 
 def load_model(path: Path, task: str, changes: dict[str, Any], fix: str) -> tuple[Any, Any]:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.cli.common import run
+from fairseq_dpq.files.errors import CheckpointError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -9,45 +9,42 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_bytes
-from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.quantizing import check_written, quantize_state
-from fairseq_dpq.checkpoints.report import (
+from fairseq_dpq.any_model.calibration import Use
+from fairseq_dpq.cli.calibrating import dictionary_use, text_use
+from fairseq_dpq.cli.common import (
+    Bars,
+    add_common,
+    add_exact_logits,
+    left_text,
+    notes,
+    run,
+    size,
+    used_codes,
+)
+from fairseq_dpq.config import add_flags, flag
+from fairseq_dpq.fairseq_plugin.choosing import decoder_only
+from fairseq_dpq.fairseq_plugin.options import PluginOptions, flag_fields, make_plugin_options
+from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
+from fairseq_dpq.files.errors import CheckpointError, printable
+from fairseq_dpq.files.quantizing import check_written, quantize_state
+from fairseq_dpq.files.report import (
     could_follow,
     left_alone,
     model_sizes,
     table_facts,
 )
-from fairseq_dpq.checkpoints.suggesting import HIGH
-from fairseq_dpq.checkpoints.writing import check_target, save_state, write_whole
-from fairseq_dpq.cli.common import (
-    Bars,
-    add_common,
-    left_text,
-    notes,
-    run,
-    size,
-    text_table,
-    used_codes,
-)
-from fairseq_dpq.config import (
-    PluginConfig,
-    add_flags,
-    flag,
-    flag_fields,
-    say_flag_of,
-)
-from fairseq_dpq.fairseq_plugin.choosing import decoder_only
-from fairseq_dpq.forms import FORMS
-from fairseq_dpq.printable import printable
-from fairseq_dpq.size_report import Change, outlook, size_lines
+from fairseq_dpq.files.writer import check_target, save_state, write_whole
+from fairseq_dpq.forms import DEFAULT_FORM, FORMS
+from fairseq_dpq.forms.base import FormOption
+from fairseq_dpq.forms.quantization import HIGH_ERROR
+from fairseq_dpq.size_report import Change, outlook, size_lines, text_table
 
 _DECODER = {"decoder_K": "K", "decoder_D": "D"}  # the decoder's own of an option
-_FLAGS = [f.name for f in flag_fields()]
+_FLAGS = {f.name: f for f in flag_fields()}
 
 
 def get_parser() -> argparse.ArgumentParser:
-    """The options of fairseq-dpq-quantize: those of PluginConfig, and a few of its own."""
+    """The options of fairseq-dpq-quantize: those of fairseq-train, and a few of its own."""
     parser = argparse.ArgumentParser(
         prog="fairseq-dpq-quantize",
         description="Turn a trained checkpoint with full embeddings into a compact one without "
@@ -59,8 +56,7 @@ def get_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--form",
         choices=list(FORMS),
-        default="product_codes",
-        help="how tables are stored (default: %(default)s)",
+        help=f"how tables are stored (default: {DEFAULT_FORM})",
     )
     parser.add_argument(
         "--trainable",
@@ -69,80 +65,102 @@ def get_parser() -> argparse.ArgumentParser:
         "--finetune-from-model OUT.pt with the same --dpq-* options",
     )
     parser.add_argument("--seed", type=int, default=0, help="of k-means (default: %(default)s)")
-    add_flags(parser.add_argument_group("tables"), ["embeddings"], "--embeddings")
+    add_exact_logits(parser)
+    tables = parser.add_argument_group("tables")
+    add_flags(tables, [_FLAGS["embeddings"]], "--embeddings")
+    add_flags(tables, [_FLAGS[name] for name in _DECODER])
+    use = parser.add_argument_group(
+        "what the model reads (--form tiers)", "rows that are used more get more bits"
+    )
+    add = use.add_argument
+    add("--dict", metavar="FILE", help="the dictionary with counts (default: that of training)")
+    add("--calibrate", metavar="DATA", help="run the model on a data-bin, the best way to know")
+    add("--subset", default="train", help="of --calibrate (default: %(default)s)")
+    add("--tokens", type=int, default=20_000, help="of --calibrate (default: %(default)s)")
     seen: set[str] = set()
     for kind, form in FORMS.items():
         group = parser.add_argument_group(f"--form {kind}")
         for option in form.options:
-            if option.keyword in seen:  # of another form too
+            if option.flag in seen:  # of another form too
                 continue
-            seen.add(option.keyword)
+            seen.add(option.flag)
             if option.keyword in _FLAGS:
-                add_flags(group, [option.keyword], K=0)
+                add_flags(group, [_FLAGS[option.keyword]], K=0)
             elif option.default is True:
-                how: dict[str, Any] = {"dest": option.keyword, "action": "store_false"}
+                how: dict[str, Any] = {"dest": _dest(option), "action": "store_false"}
                 group.add_argument(option.flag, help=option.help, **how)
             else:
                 text = f"{option.help} (default: %(default)s)"
                 how = {"type": type(option.default), "default": option.default, "help": text}
-                group.add_argument(option.flag, dest=option.keyword, **how)
-        if kind == "product_codes":
-            add_flags(group, list(_DECODER))
-    only = [name for name in _FLAGS if name not in _taken_by_forms()]
+                group.add_argument(option.flag, dest=_dest(option), **how)
+    only = [f for name, f in _FLAGS.items() if name not in _taken_by_forms()]
     add_flags(parser.add_argument_group("only with --trainable"), only)
     parser.add_argument("--force", action="store_true", help="replace OUT.pt if it exists")
     add_common(parser)
     return parser
 
 
+def _dest(option: FormOption) -> str:
+    """Where argparse puts an option: two forms may have one keyword with flags of their own."""
+    return option.keyword if option.keyword in _FLAGS else option.flag.strip("-").replace("-", "_")
+
+
 def _taken_by_forms() -> dict[str, list[str]]:
-    """Options of forms, and the forms of each."""
-    taken: dict[str, list[str]] = {name: ["product_codes"] for name in [*_DECODER, "embeddings"]}
+    """Options of forms as argparse has them, and the forms of each."""
+    taken: dict[str, list[str]] = {"embeddings": list(FORMS)}
     for kind, form in FORMS.items():
         for option in form.options:
-            taken.setdefault(option.keyword, []).append(kind)
-    return taken
+            taken.setdefault(_dest(option), []).append(kind)
+    return {**taken, **{name: taken[keyword] for name, keyword in _DECODER.items()}}
 
 
 def _settings(args: argparse.Namespace, decoder: bool) -> dict[str, Any]:
     """The form's settings for one table."""
-    own = {o.keyword: getattr(args, o.keyword) for o in FORMS[args.form].options}
+    own = {o.keyword: getattr(args, _dest(o)) for o in FORMS[args.form].options}
     for name, keyword in _DECODER.items():
         if decoder and keyword in own and getattr(args, name):
             own[keyword] = getattr(args, name)
     return own
 
 
-def _check_options(args: argparse.Namespace, options: PluginConfig) -> None:
+def _check_options(args: argparse.Namespace, options: PluginOptions) -> None:
     """Refuse options that would have no effect, and those that cannot work."""
     if args.trainable:
-        if args.form != "product_codes":
+        if args.form is not None:
             raise CheckpointError(
                 f"--form {args.form} goes without --trainable; the form follows --dpq-method there"
             )
         if not options.enabled:
             raise CheckpointError("--dpq-K is missing; try --dpq-K 32")
         return
+    args.form = args.form or DEFAULT_FORM
+    for name in ("dict", "calibrate"):
+        if getattr(args, name) is not None and not FORMS[args.form].takes_use:
+            takers = " or ".join(kind for kind, form in FORMS.items() if form.takes_use)
+            raise CheckpointError(f"--{name} needs --form {takers}")
+    if args.tokens < 1:
+        raise CheckpointError(f"--tokens {args.tokens}: must be 1 or more; try 20000")
     forms = _taken_by_forms()
     for option in FORMS[args.form].options:
-        needed = not isinstance(option.default, bool)
-        value = getattr(args, option.keyword)
+        needed = not isinstance(option.default, bool) and option.default
+        value = getattr(args, _dest(option))
         if needed and value is not None and not value:
             raise CheckpointError(f"{option.flag} is missing; try {option.flag} {option.default}")
-    for field in flag_fields():
-        if field.name == "embeddings" or getattr(options, field.name) == field.default:
+    for name, field in _FLAGS.items():
+        given = getattr(args, name)
+        if name == "embeddings" or given == field.default or (name == "K" and not given):
             continue
-        if field.name not in forms:
-            raise CheckpointError(f"{flag(field.name)} is for training: it needs --trainable")
-        if args.form not in forms[field.name]:
-            raise CheckpointError(f"{flag(field.name)} needs --form {forms[field.name][0]}")
+        if name not in forms:
+            raise CheckpointError(f"{flag(name)} is for training: it needs --trainable")
+        if args.form not in forms[name]:
+            raise CheckpointError(f"{flag(name)} needs --form {forms[name][0]}")
     for kind, form in FORMS.items():
         for option in form.options:
             own = option.keyword not in _FLAGS
             if (
                 own
-                and args.form not in forms[option.keyword]
-                and getattr(args, option.keyword) != option.default
+                and args.form not in forms[_dest(option)]
+                and getattr(args, _dest(option)) != option.default
             ):
                 raise CheckpointError(f"{option.flag} needs --form {kind}")
 
@@ -150,19 +168,28 @@ def _check_options(args: argparse.Namespace, options: PluginConfig) -> None:
 def quantize(args: argparse.Namespace) -> None:
     """Do what the command line asks for."""
     source, target = Path(args.checkpoint), Path(args.output)
-    options = PluginConfig(**{f.name: getattr(args, f.name) for f in flag_fields()})
+    options = make_plugin_options({name: getattr(args, name) for name in _FLAGS})
     _check_options(args, options)
     check_target(target, [source], args.force)
     checkpoint = Checkpoint.load(source, args.trust)
     bars = Bars(least=1)
+    texts = {}
+    if args.calibrate is not None:
+        texts = text_use(source, args.calibrate, args.subset, args.tokens)
+
+    def use_of(path: str, rows: int) -> Use | None:
+        return texts.get(path) or dictionary_use(checkpoint, path, rows, args.dict)
+
     state, done = quantize_state(
         checkpoint,
         options,
         source=str(source),
-        kind=args.form,
+        kind=args.form or DEFAULT_FORM,
         settings=lambda decoder: _settings(args, decoder),
         trainable=args.trainable,
         seed=args.seed,
+        exact_logits=args.exact_logits,
+        use_of=use_of,
         progress=bars,
     )
     bars.close()
@@ -204,24 +231,26 @@ def quantize(args: argparse.Namespace) -> None:
 
 
 def _warnings(
-    tables: list[dict[str, Any]], args: argparse.Namespace, options: PluginConfig
+    tables: list[dict[str, Any]], args: argparse.Namespace, options: PluginOptions
 ) -> list[str]:
     """Tables of which much is lost, and what would lose less."""
     lines = []
     for table in tables:
-        if table["relative_error"] <= HIGH:
+        if table["relative_error"] <= HIGH_ERROR:
             continue
-        text = f"warning: {table['path']} loses {100 * table['relative_error']:.1f} % of its norm"
+        lost = f"{100 * table['relative_error']:.1f} % of its squared norm"
+        text = f"warning: {table['path']} loses {lost}"
         better = table["better"]
         if better is not None:
-            say = say_flag_of(options, decoder_only([table["path"], *table["aliases"]]))
+            say = options.format(decoder_only([table["path"], *table["aliases"]]))
+            instead = " ".join(say(name, value) for name, value in better["settings"].items())
             text += (
-                f"; {say('D', better['D'])} would lose about {100 * better['error']:.1f} % "
+                f"; {instead} would lose about {100 * better['error']:.1f} % "
                 f"(compression ratio {better['ratio']:.1f})"
             )
         else:
-            option = next(o for o in FORMS[table["form"]].options if type(o.default) is int)
-            text += f"; a larger {option.flag} loses less"
+            numbers = [o for o in FORMS[table["form"]].options if type(o.default) is int]
+            text += f"; a larger {numbers[0].flag} loses less" if numbers else ""
         lines.append(text)
     return lines
 

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-from fairseq_dpq.checkpoints.errors import CheckpointError
 from fairseq_dpq.cli.common import Bars, add_common, run
-from fairseq_dpq.printable import printable
+from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.report.curves import read_curves
 from fairseq_dpq.report.models import join_compact, load_model, short_names
 from fairseq_dpq.report.write import PAGE, check_folder, write_report
@@ -118,9 +117,14 @@ def _named(given: Sequence[str]) -> tuple[list[str], list[Path]]:
 def _table_and_file(text: str) -> tuple[str, Path]:
     """The key of a dictionary: its table, or none."""
     table, equals, file = text.partition("=")
-    if equals and not os.path.exists(text):
-        return table, Path(file)
-    return "", Path(text)
+    named = bool(equals) and not os.path.exists(text)
+    path = Path(file if named else text)
+    try:
+        path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise CheckpointError(f"--dict {text}: cannot be read: {reason}") from error
+    return table if named else "", path
 
 
 def main(argv: Sequence[str] | None = None) -> int:

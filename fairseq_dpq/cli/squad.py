@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO, Sequence
 
-from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.writing import check_target, write_whole
 from fairseq_dpq.cli.common import run
 from fairseq_dpq.cli.models import load_model
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.writer import check_target, write_whole
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -76,8 +76,8 @@ def answer(args: argparse.Namespace) -> None:
     from fairseq_dpq.fairseq_plugin import plugin
 
     plugin.register()
-    from fairseq_dpq.tasks.squad_answers import best_threshold, probabilities, score
-    from fairseq_dpq.tasks.squad_predict import predict
+    from fairseq_dpq.fairseq_plugin.tasks.squad_answers import best_threshold, probabilities, score
+    from fairseq_dpq.fairseq_plugin.tasks.squad_predict import predict
 
     device = "cuda" if torch.cuda.is_available() and not args.cpu else "cpu"
     changes = {"data": args.data}

@@ -11,9 +11,6 @@ from typing import Any, Sequence
 
 from torch import Tensor
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint
-from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.quantizing import choose_tables
 from fairseq_dpq.choosing_sizes import (
     RATIOS,
     Choice,
@@ -24,12 +21,17 @@ from fairseq_dpq.choosing_sizes import (
     sample,
     with_errors,
 )
-from fairseq_dpq.cli.common import Bars, size, text_table
-from fairseq_dpq.config import add_flags, flag, flag_fields, flag_type
+from fairseq_dpq.cli.common import Bars, size
+from fairseq_dpq.config import add_flags, flag, option_type
 from fairseq_dpq.fairseq_plugin.measuring import tables_of_command
+from fairseq_dpq.fairseq_plugin.options import flag_fields, plugin_fields
+from fairseq_dpq.files.checkpoint import Checkpoint
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.quantizing import choose_tables
+from fairseq_dpq.runs.folder import RunsError
+from fairseq_dpq.runs.logs import lower_is_better
+from fairseq_dpq.size_report import text_table
 from fairseq_dpq.sweeps.commands import without
-from fairseq_dpq.sweeps.errors import SweepError
-from fairseq_dpq.sweeps.logs import lower_is_better
 from fairseq_dpq.sweeps.results import choose_metric, read_results
 
 _SHOWN = 5
@@ -46,7 +48,7 @@ def add_targets(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--target-bytes", type=parse_bytes, metavar="N", help="at most this: 2M, 500K")
     one.add_argument("--suggest", action="store_true", help="the best K and D of several ratios")
     group.add_argument("--sweep", type=Path, metavar="DIR", help="rank by what this sweep measured")
-    add_flags(group, ["embeddings"])
+    add_flags(group, [f for f in plugin_fields() if f.name == "embeddings"])
 
 
 def wanted(args: argparse.Namespace, words: Sequence[str]) -> bool:
@@ -149,9 +151,10 @@ def _of_command(words: Sequence[str], args: argparse.Namespace) -> tuple[list[An
     """The tables of a training command; there are no rows yet."""
     if "train" not in Path(words[0]).name:
         raise CheckpointError(f"after --, give a fairseq-train command, not {words[0]}")
-    dpq = {flag(f.name): flag_type(f) is not bool for f in flag_fields()}
+    dpq = {flag(f.name): option_type(f) is not bool for f in flag_fields()}
     chosen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_flags(chosen, ["embeddings"], embeddings=args.embeddings)
+    own = [f for f in plugin_fields() if f.name == "embeddings"]
+    add_flags(chosen, own, embeddings=args.embeddings)
     embeddings = chosen.parse_known_args(words[1:])[0].embeddings
     return list(tables_of_command(without(words[1:], dpq), embeddings)), []
 
@@ -161,7 +164,7 @@ def _scores(folder: Path) -> dict[tuple[int, int, bool], tuple[float, str]]:
     try:
         results = read_results(folder)
         metric = choose_metric(results, None)
-    except SweepError as error:
+    except RunsError as error:
         raise CheckpointError(f"--sweep: {error}") from error
     sign = 1 if lower_is_better(metric) else -1
     out: dict[tuple[int, int, bool], tuple[float, str]] = {}

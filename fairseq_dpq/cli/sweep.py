@@ -4,32 +4,41 @@ D, method and sharing, and draw score, ratio and cost."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shlex
-import signal
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
-from fairseq_dpq.cli.common import text_table
 from fairseq_dpq.config import flag
 from fairseq_dpq.figures.style import FiguresUnavailable
+from fairseq_dpq.runs.folder import RunsError, read_json, working_in, write_json, write_whole
+from fairseq_dpq.runs.live import clock
+from fairseq_dpq.runs.logs import RunLog
+from fairseq_dpq.runs.runner import Facts, Job, Runner, run_command
+from fairseq_dpq.size_report import text_table
 from fairseq_dpq.sweeps import figures
 from fairseq_dpq.sweeps.commands import Base
-from fairseq_dpq.sweeps.errors import SweepError
-from fairseq_dpq.sweeps.folder import locked, read_note, write_note
-from fairseq_dpq.sweeps.grid import DPQ_METHODS, METHODS_WITH_CODES, Grid, make_grid
-from fairseq_dpq.sweeps.results import Result, choose_metric, front, read_results
-from fairseq_dpq.sweeps.runner import Runner
+from fairseq_dpq.sweeps.grid import DPQ_METHODS, METHODS_WITH_CODES, Grid, Point, make_grid
+from fairseq_dpq.sweeps.results import (
+    LINES,
+    Result,
+    choose_metric,
+    finish,
+    front,
+    read_results,
+    with_full_sizes,
+)
 
 _SHARING = {"off": False, "on": True}
-
-
-class Stopped(BaseException):
-    """A signal asked the sweep to end."""
+_NOTE = "sweep.json"
+_USELESS = (
+    "the full table's run failed before its first update, so that no other is started: fix the "
+    "command, or go on without it (--no-full)"
+)
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -76,26 +85,38 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _read_note(out: Path) -> tuple[Base, dict[str, Any]] | None:
+    """What a folder's sweep runs; None for a folder without one."""
+    path = out / _NOTE
+    if not os.path.lexists(path):
+        return None
+    raw = read_json(path)
+    try:
+        assert raw is not None
+        base, grid = raw["base"], raw["grid"]
+        make_grid(grid["K"], grid["D"], grid["methods"], grid["shared"], bool(grid["full"]))
+        return Base(tuple(base["words"]), base["recipe"], tuple(base["launcher"])), grid
+    except (AssertionError, KeyError, TypeError, ValueError, RunsError):
+        raise RunsError(f"{path} is damaged; delete it, and give the command again") from None
+
+
 def _base_and_grid(args: argparse.Namespace, words: Sequence[str]) -> tuple[Base, Grid]:
     """What to run: the options, and for a resumed sweep its note where they are left out."""
-    known = read_note(args.out)
+    known = _read_note(args.out)
     if known is not None and not (args.resume or args.dry_run):
-        raise SweepError(f"{args.out} has a sweep; go on with --resume, or give another --out")
+        raise RunsError(f"{args.out} has a sweep; go on with --resume, or give another --out")
     if known is None and args.resume:
-        raise SweepError(f"--resume: {args.out} has no sweep; leave --resume out to start one")
+        raise RunsError(f"--resume: {args.out} has no sweep; leave --resume out to start one")
     base = Base(tuple(words), args.recipe, tuple(shlex.split(args.launcher)))
-    old = known[1].to_dict() if known else {}
+    old = known[1] if known else {}
     if known is not None:
-        if (words or args.recipe) and (base.words, base.recipe) != (
-            known[0].words,
-            known[0].recipe,
-        ):
-            raise SweepError(
+        first = known[0]
+        if (words or args.recipe) and (base.words, base.recipe) != (first.words, first.recipe):
+            raise RunsError(
                 f"--resume: {args.out} was started with another command; leave it out here, or "
                 "give another --out"
             )
-        base = Base(known[0].words, known[0].recipe, base.launcher or known[0].launcher)
-    base.check()
+        base = Base(first.words, first.recipe, base.launcher or first.launcher)
     sharing = [_SHARING[name] for name in args.sharing] if args.sharing else None
     grid = make_grid(
         args.K or old.get("K", [8, 32]),
@@ -105,6 +126,14 @@ def _base_and_grid(args: argparse.Namespace, words: Sequence[str]) -> tuple[Base
         False if args.no_full else old.get("full", True),
     )
     return base, grid
+
+
+def _jobs(out: Path, base: Base, points: Sequence[Point]) -> list[Job]:
+    jobs = []
+    for point in points:
+        folder = out / "runs" / point.name
+        jobs.append(Job(point.name, folder, [base.step(point, folder)], partial(finish, point)))
+    return jobs
 
 
 def _gpus(workers: int) -> list[str]:
@@ -126,18 +155,62 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
     base, grid = _base_and_grid(args, words)
     for name in ("workers", "threads", "limit"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise SweepError(f"--{name} {getattr(args, name)}: must be 1 or more")
+            raise RunsError(f"--{name} {getattr(args, name)}: must be 1 or more")
+    points = grid.points()
+    base.check(points[-1], args.out)
+    jobs = _jobs(args.out, base, points)
     if args.dry_run:
-        runner = Runner(args.out, base, grid.points(), -1, args.metric)
-        for point in runner.waiting():
-            print(runner.command(point).text())
+        for job in Runner(jobs).waiting():
+            print(job.steps[0])
         return 0
     threads = args.threads or max(1, (os.cpu_count() or 1) // args.workers)
-    with locked(args.out) as lock, _stopped_by_signals():
-        write_note(args.out, base, grid)
-        runner = Runner(args.out, base, grid.points(), lock, args.metric)
-        results = runner.run(args.workers, threads, _gpus(args.workers), args.limit)
-        return _show(args, results)
+    with working_in(args.out):
+        write_json(args.out / _NOTE, {"base": asdict(base), "grid": asdict(grid)})
+        runner = Runner(jobs, partial(_note, args.metric), partial(_line, args.metric))
+
+        def go_on(result: Facts) -> str:
+            _write_lines(args.out, runner, points)
+            failed = result["name"] == "full" and result["status"] != "done"
+            return _USELESS if failed and not _updates(jobs[0]) else ""
+
+        runner.run(args.workers, threads, _gpus(args.workers), args.limit, go_on)
+        return _show(args, _write_lines(args.out, runner, points))
+
+
+def _updates(job: Job) -> int:
+    log = RunLog(job.folder / "train.log")
+    log.read()
+    return log.updates
+
+
+def _write_lines(out: Path, runner: Runner, points: Sequence[Point]) -> list[Result]:
+    """results.jsonl, a line for each run that has ended."""
+    found = []
+    for point in points:
+        facts = runner.results.get(point.name)
+        if facts is not None:
+            own = {"method": point.method, "K": point.K, "D": point.D, "shared": point.shared}
+            found.append(Result.from_facts({**facts, **own}))
+    results = with_full_sizes(found)
+    write_whole(out / LINES, "".join(json.dumps(asdict(result)) + "\n" for result in results))
+    return results
+
+
+def _note(metric: str | None, log: RunLog) -> str:
+    return _score(metric, log.best()) if log.valid else ""
+
+
+def _score(metric: str | None, scores: dict[str, float]) -> str:
+    if not scores:
+        return ""
+    name = metric or choose_metric([Result("", scores=scores)], None)
+    return f"{name} {scores[name]:g}" if name in scores else f"no valid_{name}"
+
+
+def _line(metric: str | None, facts: Facts) -> str:
+    ratio = "" if facts.get("ratio") is None else f", ratio {facts['ratio']:.1f}"
+    spent = "" if facts.get("seconds") is None else f", {clock(facts['seconds'])}"
+    return f"{_score(metric, facts.get('scores', {}))}{ratio}{spent}"
 
 
 def _show(args: argparse.Namespace, results: list[Result]) -> int:
@@ -186,36 +259,14 @@ def _text(results: list[Result], metric: str) -> str:
     return "\n".join([text_table(rows), *failed])
 
 
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the sweep as Ctrl-C does."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise Stopped(number)
-
-    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool; the exit code: 2 for bad input, 1 if a run failed."""
     given = list(sys.argv[1:] if argv is None else argv)
     at = given.index("--") if "--" in given else len(given)
     parser = get_parser()
     args = parser.parse_args(given[:at])
-    try:
-        return sweep(args, given[at + 1 :])
-    except SweepError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, Stopped) as stop:
-        again = f"{parser.prog} --out {shlex.quote(str(args.out))} --resume"
-        print(f"\n{parser.prog}: stopped; go on with: {again}", file=sys.stderr)
-        return 130 if isinstance(stop, KeyboardInterrupt) else 128 + int(stop.args[0])
+    again = f"{parser.prog} --out {shlex.quote(str(args.out))} --resume"
+    return run_command(parser.prog, lambda: sweep(args, given[at + 1 :]), again)
 
 
 def cli_main() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any, Mapping
 
-from fairseq_dpq.record import RECORD_KEY, TablesRecord
+from fairseq_dpq.files.record import RECORD_KEY, TablesRecord
 
 
 def get_option(cfg: Any, key: str, default: Any = None) -> Any:

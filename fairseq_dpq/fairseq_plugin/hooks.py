@@ -11,13 +11,13 @@ from typing import Any, Callable
 
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin import (
-    gate,
     options,
     replace,
     resume,
     schedule,
     tensorboard,
     training,
+    validation,
 )
 from fairseq_dpq.fairseq_plugin.configs import (
     delete_options,
@@ -27,10 +27,9 @@ from fairseq_dpq.fairseq_plugin.configs import (
     set_options,
     write_record,
 )
+from fairseq_dpq.files.record import EXACT_KEY, RECORD_KEY
 from fairseq_dpq.marker import marked
-from fairseq_dpq.record import RECORD_KEY
 
-_ALL_KEYS = [*options.KEYS, RECORD_KEY]
 _ABSENT = object()
 _FROM_CHECKPOINT = "_dpq_from_checkpoint"  # marks a task that was built from a checkpoint's config
 
@@ -41,7 +40,8 @@ def build_model(old: Callable) -> Callable:
     @functools.wraps(old)
     def build(cfg: Any, task: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
         # fairseq refuses keys that a model's dataclass does not have, or drops them in place.
-        present = [k for k in _ALL_KEYS if get_option(cfg, k, _ABSENT) is not _ABSENT]
+        ours = [*options.config_keys(), RECORD_KEY, EXACT_KEY]
+        present = [k for k in ours if get_option(cfg, k, _ABSENT) is not _ABSENT]
         kept = {k: get_option(cfg, k) for k in present}
         record = read_record(cfg)
         delete_options(cfg, list(kept))
@@ -50,7 +50,7 @@ def build_model(old: Callable) -> Callable:
         finally:
             set_options(cfg, kept)
         if record is not None:
-            replace.restore_tables(model, record)
+            replace.restore_tables(model, record, bool(get_option(cfg, EXACT_KEY)))
             return model
         # A checkpoint has its own options: in an ensemble the task may be that of another one.
         stored = from_checkpoint or getattr(task, _FROM_CHECKPOINT, False)
@@ -58,11 +58,13 @@ def build_model(old: Callable) -> Callable:
         chosen = options.read_options(cfg if own else _task_options(task))
         if chosen.enabled:
             _refuse_sharding(cfg)
-            saved = resume.saved(functools.partial(run_option, cfg, "checkpoint"))
-            length = schedule.first_guess(cfg)
-            record = replace.replace_tables(model, cfg, chosen, length, saved)
+            option = functools.partial(run_option, cfg, "checkpoint")
+            use = schedule.first_guess(cfg), resume.starts_trained(option)
+            record = replace.replace_tables(model, cfg, chosen, *use, saved=resume.saved(option))
             set_options(cfg, chosen.to_keys())
             write_record(cfg, record)
+        elif chosen.full_start != 1 and not stored:
+            replace.scale_tables(model, chosen)
         return model
 
     return build
@@ -136,6 +138,9 @@ def criterion_call(old: Callable) -> Callable:
         depth += 1
         try:
             result = old(self, model, *args, **kwargs)
+        except BaseException:  # out of memory, say: the trainer may go on with the next batch
+            training.forget_batch(model)
+            raise
         finally:
             depth -= 1
         return result if depth else training.add_regularizer(model, result)
@@ -245,13 +250,13 @@ def state_dict(old: Callable) -> Callable:
 
 
 def load_checkpoint_to_cpu(old: Callable) -> Callable:
-    """Let a checkpoint's DPQ tables pass the gate, and compare their options with those of the
+    """Validate a checkpoint's DPQ tables, and compare their options with those of the
     trainer that restores it."""
 
     @functools.wraps(old)
     def load(path: str, *args: Any, **kwargs: Any) -> Any:
         state = old(path, *args, **kwargs)
-        gate.check_state(state, str(path))
+        validation.check_state(state, str(path))
         if _restoring:
             trainer, reset_optimizer = _restoring[-1]
             resume.check_restore(trainer.cfg.model, state, str(path), reset_optimizer)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import os
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_dpq.codebook import Penalty
-from fairseq_dpq.config import DPQConfig, DPQConfigError
-from fairseq_dpq.embedding import DPQEmbedding
+from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
-from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.output import CodesWeight
+from fairseq_dpq.layer import DPQEmbedding
+from fairseq_dpq.methods.base import MethodOptions, TableUse
+from fairseq_dpq.output import StoredWeight
 from fairseq_dpq.tracing import is_tracing
+from fairseq_dpq.training.codebook import RegularizerTerm
 
 logger = logging.getLogger("fairseq_dpq")
-
-# Buffers of --dpq-ema-decay, --dpq-reseed-after and --dpq-kmeans-init
-_RESTARTED = ("ema_count", "ema_sum", "idle", "start_counts", "start_updates")
 
 
 class _LoadsInFairseq:
@@ -49,9 +47,8 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         super().__init__(*args, **kwargs)
         self.defer_updates = True  # statistics follow each update, not each micro-batch
         self._log_evaluation = True
-        # The options as they were given, and whether the table is tied, while the length of the
-        # training is not known.
-        self.open_schedule: tuple[DPQConfig, bool] | None = None
+        # The options as they were given, while the length of the training is not known.
+        self.open_schedule: tuple[MethodOptions, TableUse] | None = None
 
     def forward(self, indices: Tensor) -> Tensor:
         out = super().forward(indices)
@@ -60,15 +57,22 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
             self._note_regularizer(indices.reshape(-1), out)
         return out
 
+    def set_schedule(self, config: MethodOptions, started: bool) -> None:
+        """Options with another length of the warm-up and of the ramp, before the first update;
+        `started` if a trained table has made the warm-up needless."""
+        self.config = config
+        shapes = self.method.shapes(config, self.num_embeddings, self.embedding_dim)
+        self.trackers.reschedule(self.method.trackers(config, shapes), self._state(), started)
+
     def _note_regularizer(self, tokens: Tensor, out: Tensor) -> None:
         """Keep the regulariser of a validation batch for the log; it enters no loss."""
         out = out.reshape(tokens.numel(), -1).float()
-        if self.padding_idx is not None:
-            real = tokens != self.padding_idx
+        if self.ignored is not None:
+            real = tokens != self.ignored
             tokens, out = tokens[real], out[real]
         if tokens.numel():
             error = (out - F.embedding(tokens, self.query).float()).pow(2).sum()
-            self.penalties.note(Penalty(error, error, out.numel()))
+            self.regularizers.note(RegularizerTerm(error, error, out.numel()))
 
     @property
     def weight(self) -> Tensor:
@@ -82,7 +86,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         self.freeze()
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        if any(f"{name}.{form.mark}" in state_dict for form in FORMS.values()):
+        if any(f"{name}.{form.signature_tensor}" in state_dict for form in FORMS.values()):
             raise DPQConfigError(
                 f"{name} is compact in this checkpoint: what training needs is gone. Restore the "
                 "training checkpoint it was made from"
@@ -91,7 +95,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         shape = (self.num_embeddings, self.embedding_dim)
         is_full = full is not None and tuple(full.shape) == shape
         if full is not None and is_full and f"{name}.query" not in state_dict:
-            instead = " instead of a warm-up" if self.config.warmup_updates else ""
+            instead = " instead of a warm-up" if self.schedule_counts()[1] else ""
             logger.info(
                 f"{name}: k-means of the full table in the checkpoint is the start{instead}"
             )
@@ -104,41 +108,33 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
     def _adapt_state(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Start what options add that the checkpoint was trained without, drop what they left out.
 
-        Only of buffers that a layer can start anew in the middle of training; check_restore has
-        seen to it that the user wants it.
+        `check_restore` has seen to it that the user wants it, and that the shapes are the same.
         """
-        own = dict(self.named_buffers())
-        self._adapt_schedule(state_dict, f"{name}.schedule", own.get("schedule"))
-        for key in _RESTARTED:
-            full_key = f"{name}.{key}"
-            if key not in own:
-                state_dict.pop(full_key, None)
-            elif full_key not in state_dict:
-                start = torch.ones_like if key == "ema_count" else torch.zeros_like
-                state_dict[full_key] = start(own[key])
-                if key == "ema_sum":
-                    state_dict[full_key] = state_dict[f"{name}.values"].to(own[key], copy=True)
-
-    def _adapt_schedule(self, state_dict: dict[str, Tensor], key: str, own: Tensor | None) -> None:
-        """A table that is still plain in the checkpoint follows the schedule of this training. One
-        that has its codes keeps its own."""
-        saved = state_dict.get(key)
-        if own is None:
-            state_dict.pop(key, None)
-        elif saved is None:
-            state_dict[key] = own.new_tensor([own[2], own[1], own[2]])
-        elif bool(saved[0] < saved[1]) and saved[1:].tolist() != own[1:].tolist():
-            state_dict[key] = own.clone()
+        prefix = f"{name}."
+        saved = {k[len(prefix) :]: state_dict[k] for k in list(state_dict) if k.startswith(prefix)}
+        state = {key: buffer.clone() for key, buffer in self.named_buffers()}
+        keys = saved.get("keys" if self.method.has_keys else "values", self.values)
+        book = replace(self.codebook(), keys=keys)
+        for tracker in self.trackers:
+            tracker.adopt(saved, state, book)
+        own = {*self.parts, *state}
+        for key in [*saved]:
+            if key in own:
+                state_dict[prefix + key] = saved[key]
+            else:
+                state_dict.pop(prefix + key, None)
 
     def _start_state(self, full: Tensor) -> dict[str, Tensor]:
         """The state that starts near a full table, by k-means."""
         c = self.config
-        layer = DPQEmbedding(
-            self.num_embeddings, self.embedding_dim, self.padding_idx, **c.layer_options()
-        )
+        size = self.num_embeddings, self.embedding_dim, self.padding_idx
+        layer = DPQEmbedding(*size, **c.keywords())
         for name in self.method.constants(c):  # codes or a guide that were read from a file
             getattr(layer, name).data.copy_(getattr(self, name))
-        layer.start_from_table(full.float())
+        try:
+            layer.start_from_table(full.float())
+        except ValueError as error:
+            raise DPQConfigError(f"a full table in the checkpoint: {error}") from error
         return layer.state_dict()
 
 
@@ -147,9 +143,10 @@ class _FairseqForm(_LoadsInFairseq):
 
     For generation the dense table is kept from the first time that a tied output layer asks for
     `weight`: decoding asks once for every token. It belongs to no state_dict, pickle or copy.
-    With FAIRSEQ_DPQ_LOGITS=codes there is none: logits come from the codes (output.py).
+    A form that serves logits itself has none, unless the exact product is asked for.
     """
 
+    exact_logits = False
     _keeps_dense = False
     _dense: Tensor | None = None
 
@@ -157,14 +154,14 @@ class _FairseqForm(_LoadsInFairseq):
         self._keeps_dense = True
 
     @property
-    def weight(self) -> Tensor | CodesWeight:
+    def weight(self) -> Tensor | StoredWeight:
         """The dense table, for a tied output layer, or what stands for it."""
         form: Any = self
         trained = any(buffer.requires_grad for buffer in form.buffers())
         if trained or is_tracing():
             return form.dense()
-        if isinstance(form, CompactEmbedding) and logits_from_codes():
-            return CodesWeight(form)
+        if form.corrects_logits or (form.serves_logits and not self.exact_logits):
+            return StoredWeight(form)
         if not self._keeps_dense:
             return as_of_full_model(form.dense())
         if self._dense is None:
@@ -192,17 +189,6 @@ class _FairseqForm(_LoadsInFairseq):
         del plain.__dict__["_dense"]
         return plain
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        for key in type(self).packed_tensors:  # type: ignore[attr-defined]
-            packed = state_dict.get(f"{name}.{key}")
-            if packed is not None and packed.dtype != torch.uint8:
-                raise DPQConfigError(
-                    f"{name}.{key} are {packed.dtype}, not packed bytes: this looks like an "
-                    "average of compact checkpoints, which destroys them. Average the training "
-                    "checkpoints first, then compact the average"
-                )
-        super().upgrade_state_dict_named(state_dict, name)
-
 
 def as_of_full_model(table: Tensor) -> Tensor:
     """The table, marked as the weight of a full model is: it requires a gradient.
@@ -221,25 +207,20 @@ def _can_be_marked(table: Tensor) -> bool:
     )
 
 
-def logits_from_codes() -> bool:
-    """Whether FAIRSEQ_DPQ_LOGITS asks for logits from the codes; by default they are those of the
-    dense table, bit for bit."""
-    wanted = os.environ.get("FAIRSEQ_DPQ_LOGITS", "exact")
-    if wanted not in ("codes", "exact"):
-        raise DPQConfigError(f"FAIRSEQ_DPQ_LOGITS={wanted}: must be codes or exact")
-    return wanted == "codes"
-
-
-_CLASSES: dict[str, type[Form]] = {
-    kind: type(f"Fairseq{plain.__name__}", (_FairseqForm, plain), {"__module__": __name__})
-    for kind, plain in FORMS.items()
-}
-globals().update({cls.__name__: cls for cls in _CLASSES.values()})  # pickle finds them by name
-
-
+@functools.lru_cache(maxsize=None)
 def form_class(kind: str) -> type[Form]:
     """The class of a stored form inside a fairseq model."""
-    return _CLASSES[kind]
+    plain = FORMS[kind]
+    made: Any = type(f"Fairseq{plain.__name__}", (_FairseqForm, plain), {"__module__": __name__})
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    """The classes of `form_class`: pickle finds them by name."""
+    for kind, plain in FORMS.items():
+        if name == f"Fairseq{plain.__name__}":
+            return form_class(kind)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def tie_output(output: nn.Module, parameter: str, table: nn.Module) -> None:
@@ -250,7 +231,7 @@ def tie_output(output: nn.Module, parameter: str, table: nn.Module) -> None:
     """
     cls = type(output)
 
-    def get_table(self: Any) -> Tensor | CodesWeight:
+    def get_table(self: Any) -> Tensor | StoredWeight:
         return self.__dict__["_dpq_table"][0].weight
 
     def load(self: Any, state_dict: Any, prefix: str, *args: Any) -> None:

@@ -12,7 +12,8 @@ import torch
 
 from fairseq_dpq.config import DPQConfigError, flag
 from fairseq_dpq.fairseq_plugin.choosing import choose
-from fairseq_dpq.fairseq_plugin.replace import Found, find_tables
+from fairseq_dpq.fairseq_plugin.replace import find_tables
+from fairseq_dpq.model import EmbeddingTable
 
 
 def tables_of_command(words: Sequence[str], embeddings: str) -> list[tuple[str, int, int]]:
@@ -42,21 +43,22 @@ def _build(tasks: Any, cfg: Any) -> Any:
     return task.build_model(cfg.model)
 
 
-def _size(found: Found) -> tuple[str, int, int]:
+def _size(found: EmbeddingTable) -> tuple[str, int, int]:
     weight: Any = getattr(found.module, "weight", None)
     if weight is None or weight.dim() != 2:
-        raise DPQConfigError(f"{found.path} is a {type(found.module).__name__}, not a plain table")
+        kind = type(found.module).__name__
+        raise DPQConfigError(f"{found.path} is of type {kind}, not a plain table")
     return (found.path, *weight.shape)
 
 
 @contextlib.contextmanager
 def _arguments(words: Sequence[str]) -> Iterator[None]:
     """fairseq looks for --user-dir in sys.argv, and logs what it builds."""
-    old = sys.argv
+    old, level = sys.argv, logging.root.manager.disable
     sys.argv = ["fairseq-train", *words]
     logging.disable(logging.INFO)
     try:
         yield
     finally:
         sys.argv = old
-        logging.disable(logging.NOTSET)
+        logging.disable(level)

@@ -1,7 +1,8 @@
-"""`--dpq-*` on the command line: PluginConfig's fields as options of every fairseq task.
+"""`--dpq-*` on the command line: the options of all methods, and those of the plugin itself.
 
 fairseq builds its parser from task dataclasses after `--user-dir` is imported; a task without one
-gets the same options through its `add_args`.
+gets the same options through its `add_args`. fairseq is imported inside the functions, because
+importing it may register the plugin while this module is still being imported.
 """
 
 from __future__ import annotations
@@ -9,46 +10,125 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+from dataclasses import Field, dataclass, field
 from typing import Any, Callable, Optional
 
 from fairseq_dpq.config import (
     DPQConfigError,
-    PluginConfig,
+    Format,
     add_lower_case,
     flag,
-    flag_default,
-    flag_fields,
     flag_help,
-    flag_type,
-    key_of,
-    say_flag,
-    say_flag_of,
+    format_flag,
+    key,
+    option,
+    option_type,
 )
 from fairseq_dpq.fairseq_plugin.configs import get_option
-from fairseq_dpq.methods import METHODS
+from fairseq_dpq.methods import DEFAULT_METHOD, METHODS, MethodOptions, make_options
+from fairseq_dpq.methods.base import all_options, takers
 
 _MARK = "_has_dpq_options"
-KEYS = [key_of(f) for f in flag_fields()]
+_K = key("K")
 
 
-# fairseq is imported inside the functions, because importing it may register the plugin while this
-# module is still being imported.
+@dataclass
+class PluginOptions:
+    """What only the plugin needs, and what was given of the methods' options."""
+
+    method: str = option(DEFAULT_METHOD, "how tables are learned")
+    embeddings: str = option(
+        "input",
+        "which tables become DPQ: input (the encoder's; the decoder's where there is no encoder), "
+        "decoder, all, or module paths separated by commas, e.g. decoder.embed_tokens",
+    )
+    decoder_K: int = option(0, "K of the decoder's table (0: as --dpq-K)")
+    decoder_D: int = option(0, "D of the decoder's table (0: as --dpq-D)")
+    log_interval: int = option(
+        1000, "log the use of codes every so many updates, and with each validation (0: only then)"
+    )
+    full_start: float = option(
+        1.0,
+        "with DPQ off: factor of the initial weights of the tables of --dpq-embeddings, so "
+        "that a full table starts as small as a DPQ one",
+    )
+    given: dict[str, Any] = field(default_factory=dict)  # of the methods: what is not the default
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any table is to be replaced."""
+        method = METHODS.get(self.method)
+        return bool(self.given.get("K") or (method and self.given.get(method.switch)))
+
+    def to_keys(self) -> dict[str, Any]:
+        """The options as flat config keys, as a checkpoint keeps them."""
+        own = {f.name: getattr(self, f.name) for f in plugin_fields()}
+        methods = {f.name: self.given.get(f.name, f.default) for f in method_fields()}
+        return {key(name): value for name, value in {**methods, **own}.items()}
+
+    def of_table(self, decoder: bool) -> MethodOptions:
+        """The method's options for one table; the decoder may have its own K and D."""
+        given = dict(self.given)
+        if decoder:
+            own = {"K": self.decoder_K, "D": self.decoder_D}
+            given.update({name: value for name, value in own.items() if value})
+        return make_options(self.method, given, self.format(decoder))
+
+    def format(self, decoder: bool) -> Format:
+        """How errors name the options of one table: the decoder's K and D have their own flags."""
+
+        def named(name: str, value: Any) -> str:
+            own = f"decoder_{name}"
+            return format_flag(own if decoder and getattr(self, own, False) else name, value)
+
+        return named
+
+
+# Fields and flags ---------------------------------------------------------------------------------
+
+
+def plugin_fields() -> list[Field]:
+    """The plugin's own options; the methods that are installed are the choices of `method`."""
+    out = [f for f in dataclasses.fields(PluginOptions) if f.name != "given"]
+    texts = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
+    rules = {**out[0].metadata, "choices": tuple(METHODS), "help": texts}
+    method = dataclasses.make_dataclass(
+        "_", [("method", "str", field(default=out[0].default, metadata=rules))]
+    )
+    return [*dataclasses.fields(method), *out[1:]]
+
+
+def method_fields() -> list[Field]:
+    """The options of all methods that are flags."""
+    return [f for f in all_options().values() if f.metadata["flag"]]
+
+
+def flag_fields() -> list[Field]:
+    """All options that are flags."""
+    return [*method_fields(), *plugin_fields()]
+
+
+def option_help(f: Field) -> str:
+    """The help of a flag, with the methods that take it, unless all do that have codes."""
+    owners = takers(f.name)
+    few = owners and any(m.has_codes and m.name not in owners for m in METHODS.values())
+    text = f"{', '.join(owners)}: {flag_help(f)}" if few else flag_help(f)
+    return text + "; as a flag it turns DPQ on" if f.name == "K" else text
 
 
 @functools.lru_cache(maxsize=None)
-def _fields() -> list[tuple[str, Any, Any]]:
+def _fairseq_fields() -> list[tuple[str, Any, Any]]:
     """The options as fields of a fairseq dataclass."""
     from fairseq.dataclass import ChoiceEnum
 
     out = []
-    for field in flag_fields():
-        choices = field.metadata.get("choices")
-        kind: Any = flag_type(field) if choices is None else ChoiceEnum(choices)
-        if field.default is None:
+    for f in flag_fields():
+        choices = f.metadata["choices"]
+        kind: Any = option_type(f) if choices is None else ChoiceEnum(choices)
+        if f.default is None:
             kind = Optional[kind]
-        metadata = {"help": f"DPQ: {flag_help(field)}"}
-        made = dataclasses.field(default=flag_default(field), metadata=metadata)
-        out.append((key_of(field), kind, made))
+        metadata = {"help": f"DPQ: {option_help(f)}"}
+        out.append((key(f.name), kind, dataclasses.field(default=f.default, metadata=metadata)))
     return out
 
 
@@ -56,7 +136,8 @@ def _add_dataclass(parser: Any) -> None:
     from fairseq.dataclass import FairseqDataclass
     from fairseq.dataclass.utils import gen_parser_from_dataclass
 
-    options = dataclasses.make_dataclass("DPQOptions", _fields(), bases=(FairseqDataclass,))
+    bases = (FairseqDataclass,)
+    options = dataclasses.make_dataclass("DPQOptions", _fairseq_fields(), bases=bases)
     gen_parser_from_dataclass(parser, options())
 
 
@@ -73,8 +154,9 @@ def add_to_task(name: str) -> None:
     if dataclass is None:
         task.add_args = staticmethod(_with_options(task.add_args))
         return
-    if KEYS[0] not in dataclass.__dataclass_fields__:
-        dataclass = dataclasses.make_dataclass(dataclass.__name__, _fields(), bases=(dataclass,))
+    if _K not in dataclass.__dataclass_fields__:
+        own = _fairseq_fields()
+        dataclass = dataclasses.make_dataclass(dataclass.__name__, own, bases=(dataclass,))
     setattr(task, "__dataclass", dataclass)
     TASK_DATACLASS_REGISTRY[name] = dataclass
     node = dataclass()
@@ -94,7 +176,8 @@ def add_to_parser(parser: Any) -> None:
     """Add the DPQ options to a parser, as a separate group."""
     group = parser.add_argument_group("DPQ", "compress embedding tables (turned on by --dpq-K)")
     _add_dataclass(group)
-    add_lower_case(group, [f.name for f in flag_fields()])
+    for f in flag_fields():
+        add_lower_case(group, f.name)
 
 
 def add_to_all_tasks() -> None:
@@ -105,39 +188,60 @@ def add_to_all_tasks() -> None:
         add_to_task(name)
 
 
+# Reading ------------------------------------------------------------------------------------------
+
+
+def config_keys() -> list[str]:
+    """All keys of DPQ options in a config."""
+    return [key(f.name) for f in flag_fields()]
+
+
 def has_options(cfg: Any) -> bool:
     """Whether a config carries DPQ options at all."""
-    return get_option(cfg, KEYS[0]) is not None
+    return get_option(cfg, key("method")) is not None
 
 
-def read_options(cfg: Any) -> PluginConfig:
+def read_options(cfg: Any) -> PluginOptions:
     """The plugin's options in a fairseq config of any type."""
-    values: dict[str, Any] = {}
-    for field in flag_fields():
-        value = get_option(cfg, key_of(field))
-        if isinstance(value, enum.Enum):
-            value = value.value
-        if value is None:
-            continue
-        if "flag" in field.metadata:
-            value = False if value else None  # the flag turns something off
-        values[field.name] = value
-    return PluginConfig(**values)
+    return make_plugin_options({f.name: get_option(cfg, key(f.name)) for f in flag_fields()})
+
+
+def make_plugin_options(values: dict[str, Any]) -> PluginOptions:
+    """From the values of all flags, by name."""
+    plain = {k: v.value if isinstance(v, enum.Enum) else v for k, v in values.items()}
+    own = {f.name for f in plugin_fields()}
+    default = {f.name: f.default for f in method_fields()}
+    given = {
+        name: value
+        for name, value in plain.items()
+        if name in default and value is not None and value != default[name]
+    }
+    if not given.get("K"):  # 0 is off
+        given.pop("K", None)
+    mine = {name: value for name, value in plain.items() if name in own and value is not None}
+    return PluginOptions(**mine, given=given)
 
 
 def check_options(cfg: Any) -> None:
     """Fail for invalid options before any data is read."""
     options = read_options(cfg)
+    factor = format_flag("full_start", options.full_start)
+    if not options.full_start > 0:
+        raise DPQConfigError(f"{factor}: must be above 0; try 0.5")
     if options.enabled:
+        if options.full_start != 1:
+            raise DPQConfigError(f"{factor} is for full tables; leave it or {flag('K')} out")
         for decoder in (False, True):
-            options.table_config(decoder).validate(say=say_flag_of(options, decoder))
+            options.of_table(decoder).validate(format=options.format(decoder))
         return
-    changed = [f.name for f in flag_fields() if getattr(options, f.name) != f.default]
-    if changed:
-        name = changed[0]
+    default = PluginOptions()
+    own = {f.name: getattr(options, f.name) for f in plugin_fields()}
+    full = {"full_start", "embeddings"} if options.full_start != 1 else set()
+    changed = {n: v for n, v in own.items() if v != getattr(default, n) and n not in full}
+    for name, value in {**changed, **options.given}.items():
         method = METHODS.get(options.method)
         switch = flag("K" if method is None else method.switch)
         raise DPQConfigError(
-            f"{say_flag(name, getattr(options, name))} has no effect without {switch}: DPQ is off; "
+            f"{format_flag(name, value)} has no effect without {switch}: DPQ is off; "
             f"add {switch} 32, or leave it out"
         )

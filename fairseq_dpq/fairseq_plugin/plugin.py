@@ -10,7 +10,7 @@ from typing import Any, Iterator
 
 from fairseq_dpq import marker
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.printable import printable
+from fairseq_dpq.files.errors import printable
 
 
 def register() -> None:
@@ -20,9 +20,9 @@ def register() -> None:
 
         compat.apply()
         marker.allow()
-        import fairseq_dpq.models
-        import fairseq_dpq.optim
-        import fairseq_dpq.tasks  # noqa: F401
+        import fairseq_dpq.fairseq_plugin.models
+        import fairseq_dpq.fairseq_plugin.optim
+        import fairseq_dpq.fairseq_plugin.tasks  # noqa: F401
 
         options.add_to_all_tasks()
         compat.attach()

@@ -7,138 +7,118 @@ an nn.Embedding called `embed_tokens`, and what shares its Parameter is tied to 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.config import (
-    DPQConfig,
-    DPQConfigError,
-    PluginConfig,
-    flag,
-    say_flag,
-    say_flag_of,
-)
+from fairseq_dpq import model as model_tables
+from fairseq_dpq.config import DPQConfigError, flag, format_flag
 from fairseq_dpq.fairseq_plugin import resume, schedule
 from fairseq_dpq.fairseq_plugin.choosing import TIED_BY, choose, decoder_only
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding, form_class, tie_output
-from fairseq_dpq.record import VERSION, Table, TablesRecord
+from fairseq_dpq.fairseq_plugin.options import PluginOptions
+from fairseq_dpq.files.record import Table, TablesRecord
+from fairseq_dpq.methods import MethodOptions
+from fairseq_dpq.methods.base import TableUse
+from fairseq_dpq.model import EmbeddingTable, put
 from fairseq_dpq.size_report import Change, Left, outlook, share
 from fairseq_dpq.sizes import bits_note
 
 logger = logging.getLogger("fairseq_dpq")
 
 
-@dataclass
-class Found:
-    """One token table of a model: all its paths, and the layers that share it."""
-
-    module: nn.Module
-    paths: list[str]
-    tied: list[tuple[str, nn.Module, str]] = field(default_factory=list)
-
-    @property
-    def path(self) -> str:
-        return self.paths[0]
-
-    @property
-    def decoder(self) -> bool:
-        """Whether it belongs to decoders only."""
-        return decoder_only(self.paths)
-
-
-def find_tables(model: nn.Module) -> list[Found]:
-    """The token tables of a model, in order, each once."""
-    by_weight: dict[int, Found] = {}
-    named = list(model.named_modules(remove_duplicate=False))
-    for path, module in named:
-        if path.split(".")[-1] == "embed_tokens":
-            weight = getattr(module, "weight", None)
-            key = id(weight) if isinstance(weight, nn.Parameter) else id(module)
-            found = by_weight.setdefault(key, Found(module, []))
-            if path not in found.paths:
-                found.paths.append(path)
-    seen: set[tuple[int, str]] = set()
-    for path, module in named:
-        if path.split(".")[-1] == "embed_tokens":
-            continue
-        for name, parameter in module._parameters.items():
-            if id(parameter) in by_weight and (id(module), name) not in seen:
-                seen.add((id(module), name))
-                by_weight[id(parameter)].tied.append((path, module, name))
-    return list(by_weight.values())
+def find_tables(model: nn.Module) -> list[EmbeddingTable]:
+    """The token tables of a fairseq model, in order, each once."""
+    return model_tables.find_tables(model, lambda path, _: path.split(".")[-1] == "embed_tokens")
 
 
 def replace_tables(
     model: nn.Module,
     cfg: Any,
-    options: PluginConfig,
+    options: PluginOptions,
     max_update: int = 0,
+    trained: bool = False,
     saved: resume.Saved | None = None,
 ) -> TablesRecord:
     """Put fresh DPQ tables into a model that is about to be trained for `max_update` updates.
 
-    `saved` is of the checkpoint that will be restored, if any: options that the user left open
-    keep the values that they took there.
+    `trained` if a trained model will be loaded into it. `saved` is of the checkpoint that will be
+    restored, if any: options that the user left open keep the values that they took there.
     """
     tables = find_tables(model)
     whole = sum(_nbytes(parameter) for parameter in model.parameters())
     chosen = _choose(tables, options, model)
     for name in ("decoder_K", "decoder_D"):
-        if getattr(options, name) and not any(found.decoder for found in chosen):
+        if getattr(options, name) and not any(decoder_only(found.paths) for found in chosen):
             raise DPQConfigError(
-                f"{say_flag(name, getattr(options, name))} has no effect: no table that becomes "
+                f"{format_flag(name, getattr(options, name))} has no effect: no table that becomes "
                 f"DPQ ({', '.join(found.path for found in chosen)}) belongs to the decoder only; "
                 "add --dpq-embeddings all where the decoder has a table of its own, or leave it out"
             )
-    record = TablesRecord({}, origin=saved.record.origin if saved else VERSION)
+    record = TablesRecord({})
     for found in chosen:
         _refuse_what_cannot_be(found)
         old = found.module
         assert isinstance(old, nn.Embedding)
-        config = options.table_config(found.decoder)
-        config.validate(
-            old.embedding_dim, say_flag_of(options, found.decoder), _dim_flag(found, old, cfg)
-        )
+        config = options.of_table(decoder_only(found.paths))
+        words = options.format(decoder_only(found.paths)), _dim_flag(found, old, cfg)
+        config.validate(old.embedding_dim, *words)
         restored = saved is not None and found.path in saved.record.tables
         if saved is not None and restored:
             config = resume.adopt(config, found.path, saved)
-        tied = bool(found.tied) or len(found.paths) > 1
-        config = config.with_D(old.embedding_dim)
-        given, config = config, config.resolved(tied, max_update)
+        tied = bool(found.sharing) or len(found.paths) > 1
+        vectors = get_option(
+            cfg, f"{'decoder' if decoder_only(found.paths) else 'encoder'}_embed_path"
+        )
+        use = TableUse(old.embedding_dim, tied, max_update, trained or bool(vectors))
+        given, config = config, config.resolved(use)
+        config.validate(old.embedding_dim, *words)
         table = FairseqDPQEmbedding(
             old.num_embeddings,
             old.embedding_dim,
-            old.padding_idx,
+            _padding(found),
             device=old.weight.device,
             dtype=old.weight.dtype,
-            **config.layer_options(),
+            **config.keywords(),
         )
-        if config.warmup_updates and None in (given.warmup_updates, given.ramp_updates):
-            table.open_schedule = given, tied
-        elif "warmup_updates" in config.method_object.options:
-            logger.info(f"{found.path}: {schedule.describe(config)}")
-        vectors = get_option(cfg, f"{'decoder' if found.decoder else 'encoder'}_embed_path")
+        table.ignored = old.padding_idx
+        if schedule.is_open(given, config):
+            table.open_schedule = given, use
+        elif config.method.describe_start(config):
+            logger.info(f"{found.path}: {config.method.describe_start(config)}")
         if vectors:
             logger.info(f"{found.path}: k-means of the vectors from {vectors}")
             table.start_from_table(old.weight.detach().float())
         else:
             table.reset_parameters(like=old.weight, tied=tied)
         if not restored:
-            _take_files(table, config, found.path)
+            _load_option_files(table, config, found.path)
         if not old.weight.requires_grad:
             table.requires_grad_(False)
-        _put(model, found, table)
+        put(model, found, table, tie_output)
         record.tables[found.path] = _describe(found, config)
     _report(tables, record)
     _report_sizes(model, whole, tables, record)
     return record
 
 
-def restore_tables(model: nn.Module, record: TablesRecord) -> None:
-    """Replace the tables that a checkpoint's record names, before the checkpoint is loaded."""
+@torch.no_grad()
+def scale_tables(model: nn.Module, options: PluginOptions) -> None:
+    """Multiply the initial weights of full tables, as --dpq-full-start says."""
+    for found in _choose(find_tables(model), options, model):
+        weight: Any = getattr(found.module, "weight", None)
+        if not isinstance(weight, nn.Parameter):
+            raise DPQConfigError(f"{flag('full_start')}: {found.path} is not a plain table")
+        weight.mul_(options.full_start)
+        logger.info(f"{found.path}: a full table that starts at {options.full_start:g} of its size")
+
+
+def restore_tables(model: nn.Module, record: TablesRecord, exact_logits: bool = False) -> None:
+    """Replace the tables that a checkpoint's record names, before the checkpoint is loaded.
+
+    With `exact_logits`, tied output layers multiply by the dense table of a stored form."""
     found = {path: f for f in find_tables(model) for path in f.paths}
     done: set[str] = set()
     for path, table in record.tables.items():
@@ -158,51 +138,46 @@ def restore_tables(model: nn.Module, record: TablesRecord) -> None:
                 f"dictionary of this data gives {rows:,}: name the data that it was trained on"
             )
         size = (table.num_embeddings, table.embedding_dim, table.padding_idx)
-        new: nn.Module
+        new: Any
         if record.stage == "compact":
             # float32, as fairseq builds models; half-precision values are converted on loading
             settings = dict(table.form)
             new = form_class(settings.pop("kind"))(*size, **settings)
+            new.exact_logits = exact_logits
         else:
-            new = FairseqDPQEmbedding(*size, **table.config.layer_options())
+            new = FairseqDPQEmbedding(*size, **table.options)
         new.train(model.training)
-        _put(model, found[path], new)
+        put(model, found[path], new, tie_output)
 
 
-def _take_files(table: FairseqDPQEmbedding, config: DPQConfig, path: str) -> None:
+def _load_option_files(table: FairseqDPQEmbedding, config: MethodOptions, path: str) -> None:
     try:
-        config.method_object.take_files(table.codebook(), config, path)
+        config.method.load_option_files(table.codebook(), config, path)
     except ValueError as error:
         raise DPQConfigError(f"{path}: {error}") from error
 
 
-def _put(model: nn.Module, found: Found, table: nn.Module) -> None:
-    for path in found.paths:
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, table)
-    for _, output, parameter in found.tied:
-        tie_output(output, parameter, table)
-
-
-def _choose(tables: list[Found], options: PluginConfig, model: nn.Module) -> list[Found]:
+def _choose(
+    tables: list[EmbeddingTable], options: PluginOptions, model: nn.Module
+) -> list[EmbeddingTable]:
     if not tables:
         raise DPQConfigError(
-            f"{say_flag('K', options.K)}: {type(model).__name__} has no token embedding that DPQ "
+            f"{flag('K')}: {type(model).__name__} has no token embedding that DPQ "
             "could replace (no module called embed_tokens); leave --dpq-K out for this model"
         )
     paths = [found.paths for found in tables]
     return [tables[i] for i in choose(paths, options.embeddings, flag("embeddings"))]
 
 
-def _refuse_what_cannot_be(found: Found) -> None:
+def _refuse_what_cannot_be(found: EmbeddingTable) -> None:
     kind = type(found.module).__name__
     if type(found.module) is not nn.Embedding:
         hint = {
             "AdaptiveInput": "it already varies the embedding size; leave --adaptive-input out",
             "CharacterTokenEmbedder": "it has no token table; leave --character-embeddings out",
         }.get(kind, "DPQ replaces plain nn.Embedding tables only")
-        raise DPQConfigError(f"--dpq-embeddings: {found.path} is a {kind}: {hint}")
-    for path, output, _ in found.tied:
+        raise DPQConfigError(f"--dpq-embeddings: {found.path} is of type {kind}: {hint}")
+    for path, output, _ in found.sharing:
         if type(output).__name__ == "TiedLinear":
             raise DPQConfigError(
                 f"--dpq-embeddings: {found.path} is tied to the adaptive softmax at {path}, which "
@@ -210,9 +185,9 @@ def _refuse_what_cannot_be(found: Found) -> None:
             )
 
 
-def _dim_flag(found: Found, table: nn.Embedding, cfg: Any) -> str:
+def _dim_flag(found: EmbeddingTable, table: nn.Embedding, cfg: Any) -> str:
     """The flag that sets a table's embedding size."""
-    side = "decoder" if found.decoder else "encoder"
+    side = "decoder" if decoder_only(found.paths) else "encoder"
     # Language models use --decoder-input-dim for their table, other models embed-dim.
     own = get_option(cfg, f"{side}_input_dim")
     other = get_option(cfg, f"{side}_embed_dim")
@@ -220,19 +195,25 @@ def _dim_flag(found: Found, table: nn.Embedding, cfg: Any) -> str:
     return f"--{side}-{name}-dim"
 
 
-def _describe(found: Found, config: DPQConfig) -> Table:
+def _padding(found: EmbeddingTable) -> int | None:
+    """The row that is zero. An output layer that shares the table learns the padding row as any
+    other: with a logit of 0 for ever, padding would keep its share of the softmax."""
+    return None if found.sharing else found.module.padding_idx  # type: ignore[return-value]
+
+
+def _describe(found: EmbeddingTable, config: MethodOptions) -> Table:
     assert isinstance(found.module, nn.Embedding)
     return Table(
         num_embeddings=found.module.num_embeddings,
         embedding_dim=found.module.embedding_dim,
-        padding_idx=found.module.padding_idx,
-        options=config.layer_options(),
+        padding_idx=_padding(found),
+        options=config.keywords(),
         aliases=found.paths[1:],
-        tied=[path for path, _, _ in found.tied],
+        tied=[path for path, _, _ in found.sharing],
     )
 
 
-def _report(tables: list[Found], record: TablesRecord) -> None:
+def _report(tables: list[EmbeddingTable], record: TablesRecord) -> None:
     """Log which tables were replaced, with the CR of each, and which were not."""
     for found in tables:
         table = record.tables.get(found.path)
@@ -247,11 +228,13 @@ def _report(tables: list[Found], record: TablesRecord) -> None:
             text += f", tied to {', '.join(table.tied)}"
         ratio = c.compression_ratio(table.num_embeddings, table.embedding_dim)
         logger.info(f"{found.path}: {text}; compression ratio {ratio:.1f} once compact")
-        if c.method_object.has_codes and bits_note(c.K):
-            logger.info(f"{found.path}: {bits_note(c.K)}")
+        if "K" in table.options and bits_note(table.options["K"]):
+            logger.info(f"{found.path}: {bits_note(table.options['K'])}")
 
 
-def _report_sizes(model: nn.Module, whole: int, tables: list[Found], record: TablesRecord) -> None:
+def _report_sizes(
+    model: nn.Module, whole: int, tables: list[EmbeddingTable], record: TablesRecord
+) -> None:
     """Log what share of the model the tables are, and what compressing the others would bring."""
     full = compact = 0
     left, shapes = [], set()
@@ -268,7 +251,7 @@ def _report_sizes(model: nn.Module, whole: int, tables: list[Found], record: Tab
             nbytes = _nbytes(found.module.weight)
             left.append(Left(found.path, nbytes, int(nbytes / ratio), "--dpq-embeddings all"))
             shapes.add((found.module.num_embeddings, found.module.embedding_dim))
-    tied = {path for found in tables for path, _, _ in found.tied}
+    tied = {path for found in tables for path, _, _ in found.sharing}
     for path, module in model.named_modules():
         name = path.split(".")[-1]
         weight: Any = getattr(module, "weight", None)

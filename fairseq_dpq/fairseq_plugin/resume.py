@@ -9,34 +9,24 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from fairseq_dpq.config import (
-    DPQConfig,
-    DPQConfigError,
-    PluginConfig,
-    flag,
-    flag_fields,
-    say_flag,
-)
+from fairseq_dpq.config import DPQConfigError, flag, format_flag
 from fairseq_dpq.fairseq_plugin.configs import get_option, read_record
-from fairseq_dpq.fairseq_plugin.options import has_options, read_options
-from fairseq_dpq.methods import METHODS
-from fairseq_dpq.record import Table, TablesRecord
-from fairseq_dpq.statistics import WarmUp
+from fairseq_dpq.fairseq_plugin.options import (
+    PluginOptions,
+    has_options,
+    make_plugin_options,
+    plugin_fields,
+    read_options,
+)
+from fairseq_dpq.files.record import Table, TablesRecord
+from fairseq_dpq.methods import METHODS, MethodOptions
+from fairseq_dpq.methods.base import all_options
 
 logger = logging.getLogger("fairseq_dpq")
 
 _LAST = "checkpoint_last.pt"  # fairseq looks for a file of this name in --save-dir
-
-# Options that change the shapes of tensors; the others may change if the optimiser is reset.
-_SHAPES = (
-    *("K", "D", "method", "share_subspaces", "key_dim", "normalize", "rank"),
-    *("code_width", "distill_from"),
-)
-
-
-# A checkpoint brings its schedule along; another --max-update does not stretch it.
-_SCHEDULE = ("warmup_updates", "ramp_updates")
 
 
 class Saved(NamedTuple):
@@ -46,11 +36,17 @@ class Saved(NamedTuple):
     anew: bool  # with a new optimiser: the command's options count
 
 
+def starts_trained(option: Callable[[str], Any]) -> bool:
+    """Whether the command names a trained model to begin at, as `saved` reads its options."""
+    return bool(option("finetune_from_model") or option("reset_optimizer"))
+
+
 def saved(option: Callable[[str], Any]) -> Saved | None:
     """The record of the checkpoint that training will go on from, if there is one.
 
     `option` gives the options of fairseq's checkpoint group, e.g. save_dir. The file is the one
-    that fairseq's `load_checkpoint` takes.
+    that fairseq's `load_checkpoint` takes. The first worker's copy counts: as in fairseq, the
+    others need not see the file.
     """
     restore_file = option("restore_file")
     if not restore_file:
@@ -62,41 +58,50 @@ def saved(option: Callable[[str], Any]) -> Saved | None:
             path = Path(option("continue_once"))
         elif not path.exists() and option("finetune_from_model"):
             path, anew = Path(option("finetune_from_model")), True
-    record = _record(path) if path.is_file() else None
-    return None if record is None else Saved(record, anew)
+    found = (_record_text(path) if path.is_file() else None, anew)
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        shared = [found]
+        dist.broadcast_object_list(shared, 0)
+        found = shared[0]
+    text, anew = found
+    return None if text is None else Saved(TablesRecord.from_json(text), anew)
 
 
-def _record(path: Path) -> TablesRecord | None:
+def _record_text(path: Path) -> str | None:
     how = {"mmap": True} if "mmap" in inspect.signature(torch.load).parameters else {}
     try:
         state = torch.load(str(path), map_location="cpu", **how)
-        return read_record(_model_cfg(state))
+        record = read_record(_model_cfg(state))
     except Exception:  # fairseq reads the file next, and says what is wrong with it
         return None
+    return None if record is None else record.to_json()
 
 
 def _model_cfg(state: Any) -> Any:
     return get_option(state.get("cfg"), "model") if state.get("cfg") else state.get("args")
 
 
-def adopt(config: DPQConfig, path: str, saved: Saved) -> DPQConfig:
-    """Options that were left open, as the checkpoint's table at `path` has them. A training that
-    version 0.1 began goes on as 0.1 trained: all options but those that the tensors' shapes follow
-    are its own. With a new optimiser, what the command gives counts."""
+def adopt(config: MethodOptions, path: str, saved: Saved) -> MethodOptions:
+    """Options that were left open, as the checkpoint's table at `path` has them. Of those that a
+    checkpoint keeps, as the schedule, what the command gives counts only with a new optimiser."""
+    before = saved.record.tables[path].options
     own = {}
-    defaults = {f.name: f.default for f in fields(DPQConfig)}
-    for name, value in saved.record.tables[path].options.items():
-        given = getattr(config, name)
-        is_given = given is not None and given != defaults[name]
-        old = saved.record.origin == 1 and name not in _SHAPES
-        if given is None or ((old or name in _SCHEDULE) and not (saved.anew and is_given)):
+    if before["method"] != config.method.name:
+        return config  # `check_restore` says what is wrong
+    for f in fields(config):
+        name = f.name
+        given, value = getattr(config, name), before[name]
+        other, _, wanted = f.metadata["needs"].partition("=")
+        if wanted and getattr(config, other) not in (None, wanted):
+            continue  # of the checkpoint's schedule, and the command gives another one
+        if given is None:
             own[name] = value
-            if name in _SCHEDULE and is_given and given != value:
-                logger.warning(
-                    f"{path}: {say_flag(name, given)} has no effect: the schedule of the "
-                    f"checkpoint goes on ({say_flag(name, value)}); --reset-optimizer takes the "
-                    "new one"
-                )
+        elif f.metadata["keeps"] and not saved.anew and given != value:
+            own[name] = value
+            logger.warning(
+                f"{path}: {format_flag(name, given)} has no effect: the checkpoint's value counts "
+                f"({format_flag(name, value)}); --reset-optimizer takes the new one"
+            )
     return replace(config, **own)
 
 
@@ -130,13 +135,6 @@ def check_restore(model_cfg: Any, state: Any, filename: str, reset_optimizer: bo
             )
         return
     _same_tables(saved, current, filename, reset_optimizer, _flags(saved_cfg, saved))
-    for path, table in current.tables.items():
-        schedule = {"schedule": state["model"].get(f"{path}.schedule", torch.zeros(2))}
-        if WarmUp.is_plain(schedule) and not table.options.get("warmup_updates"):
-            raise DPQConfigError(
-                f"{path} is still in its warm-up in {filename} and has no codes: leave out "
-                "--dpq-warmup-updates 0"
-            )
 
 
 def _same_tables(
@@ -148,13 +146,15 @@ def _same_tables(
             f"--dpq-embeddings they are at {', '.join(current.tables)}. The checkpoint's options: "
             f"{flags}"
         )
+    known = all_options()
     differences, shapes = [], False
     for path, before in saved.tables.items():
         for name, old in before.options.items():
             new = current.tables[path].options.get(name)
-            if old != new and (name in _SHAPES or not reset_optimizer):
-                differences.append(f"{path}: {_both(name, old, new)}")
-                shapes = shapes or name in _SHAPES
+            fixed = name == "method" or known[name].metadata["shapes"]
+            if old != new and (fixed or not reset_optimizer):
+                differences.append(f"{path}: {flag(name)} {old} in the checkpoint, {new} here")
+                shapes = shapes or fixed
     if differences:
         other = "use another --save-dir"
         if not shapes:
@@ -166,23 +166,14 @@ def _same_tables(
         )
 
 
-def _both(name: str, old: Any, new: Any) -> str:
-    if name == "normalize":
-        old, new = not old, not new
-    return f"{flag(name)} {old} in the checkpoint, {new} here"
-
-
 def _flags(cfg: Any, record: TablesRecord) -> str:
     """The DPQ options of a model's config as flags to paste: its size, and all that were given."""
     table: Table = next(iter(record.tables.values()))
-    given = read_options(cfg) if has_options(cfg) else PluginConfig(**table.config.layer_options())
-    method = METHODS[given.method]
-    shown = [method.switch, *(["D"] if method.has_codes else []), "method"]
-    others = [f for f in flag_fields() if getattr(given, f.name) not in (None, f.default)]
-    layer = {f.name for f in fields(DPQConfig)}
-    for f in others:
-        # Options of version 0.1 had other defaults, and are taken over.
-        own = f.name in (_SHAPES if record.origin == 1 else method.options) or f.name not in layer
-        if own and f.name not in shown:
-            shown.append(f.name)
-    return " ".join(say_flag(name, getattr(given, name)) for name in shown)
+    options = read_options(cfg) if has_options(cfg) else make_plugin_options(table.options)
+    size = (METHODS[options.method].switch, "D", "method")
+    words = {name: table.options[name] for name in size if name in table.options}
+    default = PluginOptions()
+    own = {f.name: getattr(options, f.name) for f in plugin_fields()}
+    words.update(options.given)
+    words.update({name: v for name, v in own.items() if v != getattr(default, name)})
+    return " ".join(format_flag(name, value) for name, value in words.items())

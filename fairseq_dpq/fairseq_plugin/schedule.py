@@ -7,13 +7,13 @@ is loaded, so that tables get their schedule then.
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
 from typing import Any
 
-from fairseq_dpq.config import DPQConfig
 from fairseq_dpq.fairseq_plugin.configs import get_option, read_record, run_option, write_record
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding
 from fairseq_dpq.fairseq_plugin.training import named_tables
-from fairseq_dpq.statistics import WarmUp
+from fairseq_dpq.methods import MethodOptions
 
 logger = logging.getLogger("fairseq_dpq")
 
@@ -28,15 +28,10 @@ def first_guess(model_cfg: Any) -> int:
     return _UNKNOWN if run_option(model_cfg, "optimization", "max_epoch") else 0
 
 
-def describe(config: DPQConfig) -> str:
-    """What the first updates do, for the log."""
-    if config.warmup_updates:
-        last = config.warmup_updates + (config.ramp_updates or 0)
-        return (
-            f"plain until update {config.warmup_updates}, then k-means gives the codes; all "
-            f"quantised from update {last} on"
-        )
-    return "no warm-up; one often gives better codes: --max-update N or --dpq-warmup-updates N"
+def is_open(given: MethodOptions, config: MethodOptions) -> bool:
+    """Whether the length of the training decides about an option that a checkpoint keeps."""
+    kept = [f.name for f in fields(config) if f.metadata["keeps"]]
+    return any(getattr(given, n) is None and getattr(config, n) is not None for n in kept)
 
 
 def settle(trainer: Any, batches: Any) -> None:
@@ -51,21 +46,21 @@ def settle(trainer: Any, batches: Any) -> None:
         return
     length = _updates(cfg.optimization, len(batches))
     record = read_record(cfg.model)
-    for path, table, (wanted, tied) in tables:
+    for path, table, (wanted, use) in tables:
         table.open_schedule = None
-        state = dict(table.named_buffers())
-        if not length or "schedule" not in state:
+        now, plain, _ = table.schedule_counts()
+        if not length or not plain:
             continue
-        started = WarmUp.has_begun(state)
-        if started and not WarmUp.at_ramp(state):
+        started = now > 0
+        if started and now != plain:
             continue  # codes that a DPQ checkpoint brought
-        config = table.config = wanted.resolved(tied, max(length, _UNKNOWN), table.embedding_dim)
-        warmup = WarmUp(config.warmup_updates or 0, config.ramp_updates or 0)
-        warmup.reset(state, table.codebook(), started)
+        config = wanted.resolved(use._replace(max_update=max(length, _UNKNOWN)))
+        table.set_schedule(config, started)
         if record is not None and path in record.tables:
-            record.tables[path].options = config.layer_options()
-        ramp = f"the full table gives way to quantised rows until update {config.ramp_updates}"
-        logger.info(f"{path}: {ramp if started else describe(config)}")
+            record.tables[path].options = config.keywords()
+        _, plain, last = table.schedule_counts()
+        ramp = f"the full table gives way to quantised rows until update {last - plain}"
+        logger.info(f"{path}: {ramp if started else config.method.describe_start(config)}")
     if record is not None:
         write_record(cfg.model, record)
 

@@ -15,16 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.codes import code_counts, usage_of_counts
-from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.embedding import DPQEmbedding
+from fairseq_dpq.config import DPQConfigError, format_flag
 from fairseq_dpq.fairseq_plugin import tensorboard
-from fairseq_dpq.statistics import WarmUp
+from fairseq_dpq.layer import DPQEmbedding
+from fairseq_dpq.training.codes import code_counts, usage_of_counts
 
 logger = logging.getLogger("fairseq_dpq")
 
-REG_KEY = "dpq_reg"
-WEIGHT_KEY = "dpq_reg_weight"
+REGULARIZER_KEY = "dpq_regularizer"
+WEIGHT_KEY = "dpq_regularizer_weight"
 _COLLAPSED = 0.25  # of the codes in use, or of the entropy that is possible
 
 
@@ -45,19 +44,26 @@ def forget_evaluation(model: Any) -> None:
                 table.pop_regularizer()
 
 
+def forget_batch(model: Any) -> None:
+    """Drop the regularisers of a batch that failed: they are not the next one's."""
+    for table in model.modules() if isinstance(model, nn.Module) else ():
+        if isinstance(table, DPQEmbedding):
+            table.regularizers.drop()
+
+
 def add_regularizer(model: Any, result: Any) -> Any:
     """Add the tables' regularisers to a criterion's (loss, sample_size, logging_output)."""
     if not isinstance(model, nn.Module):
         return result
     tables = [m for m in model.modules() if isinstance(m, DPQEmbedding)]
-    popped = [pair for pair in (m.penalties.pop() for m in tables) if pair is not None]
+    popped = [pair for pair in (m.regularizers.pop() for m in tables) if pair is not None]
     if not popped:
         return result
     loss, sample_size, logging_output = result
     terms, errors = zip(*popped)
     if model.training:
         loss = loss + torch.stack(terms).sum() * sample_size
-    logging_output[REG_KEY] = torch.stack(errors).sum() * sample_size
+    logging_output[REGULARIZER_KEY] = torch.stack(errors).sum() * sample_size
     logging_output[WEIGHT_KEY] = sample_size
     return loss, sample_size, logging_output
 
@@ -116,11 +122,11 @@ def log_regularizer(logging_outputs: Any) -> None:
     """Log the regulariser in fairseq's metrics, next to the loss."""
     from fairseq.logging import metrics
 
-    with_it = [o for o in logging_outputs or [] if REG_KEY in o]
+    with_it = [o for o in logging_outputs or [] if REGULARIZER_KEY in o]
     weight = sum(_number(o[WEIGHT_KEY]) for o in with_it)
     if with_it and weight:
-        value = sum(_number(o[REG_KEY]) for o in with_it) / weight
-        metrics.log_scalar(REG_KEY, value, weight, priority=150, round=5)
+        value = sum(_number(o[REGULARIZER_KEY]) for o in with_it) / weight
+        metrics.log_scalar(REGULARIZER_KEY, value, weight, priority=150, round=5)
 
 
 def _number(value: Any) -> float:
@@ -146,9 +152,15 @@ class CodeWatch:
         full = compact = 0.0
         for name, table in tables:
             if table.is_plain:
-                now, last = WarmUp.progress(dict(table.named_buffers()))
+                now, last, _ = table.schedule_counts()
                 logger.info(f"{name}: no codes yet, update {now} of {last} of the warm-up")
                 continue
+            skipped = table.trackers.skipped()
+            if skipped:
+                logger.warning(
+                    f"{name}: {skipped} sums of queries were not finite and left out of the "
+                    "statistics: some rows hold NaN or overflow; lower the learning rate"
+                )
             codes = table.codes().cpu()
             counts = code_counts(codes, table.config.K, table.padding_idx)
             row = self._row(name, table, codes, counts)
@@ -161,10 +173,10 @@ class CodeWatch:
                 tensorboard.write(writer, name, row, counts, updates)
             possible = math.log2(min(table.config.K, table.num_embeddings))
             if row["used"] < _COLLAPSED or row["entropy"] < _COLLAPSED * possible:
+                hints = table.method.collapse_hints(table.config)
+                flags = " or ".join(format_flag(*hint) for hint in hints)
                 logger.warning(
-                    f"{name}: the codes collapse ({text}). Try --dpq-kmeans-init 1, "
-                    "--dpq-reseed-after 1000"
-                    + "".join(f" or {hint}" for hint in table.method.collapse_hints)
+                    f"{name}: the codes collapse ({text})" + (f". Try {flags}" if flags else "")
                 )
             full += table.num_embeddings * table.embedding_dim
             compact += table.num_embeddings * table.embedding_dim / row["ratio"]

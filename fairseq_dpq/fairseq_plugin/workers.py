@@ -49,6 +49,17 @@ def prepare(cfg: Any) -> None:
         dt.distributed_backend = "gloo"
 
 
+def leave() -> None:
+    """Leave the process group of a run on CPU that has ended.
+
+    gloo's threads free tensors, for which they need Python: one that does so while the interpreter
+    shuts down ends the process with "terminate called without an active exception".
+    """
+    group = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
+        group.destroy_process_group()
+
+
 def check_count(cfg: Any) -> None:
     """Fail if fairseq is about to start a different number of workers than the scripts computed the
     batch for: in a Slurm job it counts tasks, nodes and GPUs itself and ignores the flag."""

@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
 import torch
 from torch import Tensor
 
-from fairseq_dpq.codes import code_usage
 from fairseq_dpq.forms.additive_learning import STEPS, learn_codes
-from fairseq_dpq.forms.base import (
-    CRC_BITS,
-    ChecksummedForm,
-    FormOption,
-    Layout,
-    Settings,
-)
+from fairseq_dpq.forms.base import CompactRequest, Form, FormOption, Layout, Settings
 from fairseq_dpq.forms.lookup import unpack
 from fairseq_dpq.forms.packing import (
     check_range,
@@ -29,22 +22,21 @@ from fairseq_dpq.forms.packing import (
     unpack_plan,
 )
 from fairseq_dpq.sizes import MAX_K
+from fairseq_dpq.training.codes import code_usage
+from fairseq_dpq.training.initialization import real_rows
 
-_PERSISTENT = ("codes", "values", "bias")
 
-
-class AdditiveEmbedding(ChecksummedForm):
+class AdditiveEmbedding(Form):
     """Looks rows up as nn.Embedding does: row = (V_1[c_1] + ... + V_D[c_D]) A + b.
 
     `codes` (n, bytes) are packed like product codes, `values` (D * K, width) are the code vectors,
     `matrix` (width, d) is A, `bias` (d,) is b. Without `width` the vectors have the size of a row
-    and there is no matrix. `codes_crc32` (32,) tells damage.
+    and there is no matrix.
     """
 
     kind = "additive_codes"
-    mark = "codes"
+    signature_tensor = "codes"
     computes_rows = True
-    packed_tensors = ("codes",)
     options = (
         FormOption("K", "--dpq-K", 32),
         FormOption("D", "--dpq-D", 16),
@@ -116,6 +108,15 @@ class AdditiveEmbedding(ChecksummedForm):
         return module
 
     @classmethod
+    def from_learned(
+        cls, tensors: Mapping[str, Tensor], request: CompactRequest
+    ) -> AdditiveEmbedding:
+        """From codes (n, D), values (D, K, width), matrix and bias."""
+        names = ("values", "matrix", "bias")
+        values, matrix, bias = (tensors[name].to(request.dtype) for name in names)
+        return cls.from_codes(tensors["codes"], values, matrix, bias, request.padding_idx)
+
+    @classmethod
     def from_table(  # type: ignore[override]
         cls,
         table: Tensor,
@@ -129,9 +130,7 @@ class AdditiveEmbedding(ChecksummedForm):
     ) -> AdditiveEmbedding:
         """Codes that a network learns from the table, and the vectors that fit them best."""
         table = table.detach().float()
-        real = torch.ones(len(table), dtype=torch.bool, device=table.device)
-        if padding_idx is not None and len(table) > 1:
-            real[padding_idx] = False
+        real = real_rows(table, padding_idx)
         codes, values = learn_codes(table, K, D, real, steps, seed, progress)
         codes[~real] = 0
         bias = values.new_zeros(table.shape[1])
@@ -157,7 +156,6 @@ class AdditiveEmbedding(ChecksummedForm):
             raise ValueError(f"values: expected {D} groups of {K} rows")
         layout = {
             "codes": Layout((num_embeddings, (D * code_bits(K) + 7) // 8), (torch.uint8,)),
-            "codes_crc32": Layout((CRC_BITS,), (torch.bool,), optional=True),
             "values": Layout((D * K, width or embedding_dim)),
             "bias": Layout((embedding_dim,)),
         }
@@ -174,21 +172,6 @@ class AdditiveEmbedding(ChecksummedForm):
     @classmethod
     def work(cls, settings: Settings) -> int:
         return settings.get("steps", STEPS)
-
-    @classmethod
-    def from_tensors(
-        cls,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        settings: Settings,
-        tensors: Mapping[str, Tensor],
-    ) -> AdditiveEmbedding:
-        module = cls(1, embedding_dim, None, dtype=tensors["values"].dtype, **settings)
-        for name in (*_PERSISTENT, *(["matrix"] if settings["width"] else [])):
-            setattr(module, name, tensors[name])
-        module._set_size(num_embeddings, embedding_dim, padding_idx)
-        return module.eval()
 
     def forward(self, indices: Tensor) -> Tensor:
         flat = indices.reshape(-1)
@@ -213,13 +196,17 @@ class AdditiveEmbedding(ChecksummedForm):
     @property
     def saved_nbytes(self) -> int:
         numbers = self.values.numel() + self.matrix.numel() + self.bias.numel()
-        return self.codes.numel() + numbers * self.values.element_size() + CRC_BITS
+        return self.codes.numel() + numbers * self.values.element_size()
 
     def bits_per_symbol(self) -> int:
         return self.D * code_bits(self.K)
 
     def describe(self) -> str:
         return f"K={self.K}, D={self.D}" + (f", width {self.width}" if self.width else "")
+
+    @property
+    def code_sizes(self) -> list[int]:
+        return [self.K] * self.D
 
     def codes_in_use(self) -> dict[str, Tensor]:
         bits = [code_bits(self.K)] * self.D
@@ -228,9 +215,6 @@ class AdditiveEmbedding(ChecksummedForm):
             return unpack_codes(rows, bits, torch.int16)
 
         return code_usage(self.codes, self.K, self.padding_idx, unpack_some)
-
-    def export_tensors(self) -> dict[str, Tensor]:
-        return {name: t.contiguous() for name, t in self.state_dict().items()}
 
 
 def _check_sizes(K: int, D: int, width: int) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_dpq.memory import memory_of
-
-CRC_BITS = 32
 Settings = Dict[str, Any]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -32,30 +29,52 @@ class Layout(NamedTuple):
     optional: bool = False
 
 
-class Wanted(NamedTuple):
+class CompactRequest(NamedTuple):
     """What is asked of the inference form of a trained table."""
 
     embedding_dim: int
     padding_idx: int | None
-    dtype: torch.dtype | None  # of its numbers; None: as they are
+    dtype: torch.dtype  # of its numbers
     packed: bool
+
+
+class Parts(NamedTuple):
+    """Rows that are parts side by side, one row of `values` for each code."""
+
+    values: Tensor  # (rows, d / D)
+    sizes: list[int]  # number of codes of each group
+    shared: bool  # whether all groups use the same rows
+
+
+class Improvement(NamedTuple):
+    """Settings that would lose less of a table."""
+
+    settings: Settings  # what changes
+    error: float  # squared, as a share of the table's squared norm
+    ratio: float  # compression ratio by the formula
 
 
 class Form(nn.Module):
     """A table for inference. A subclass has a `kind`, a constructor that takes the three arguments
     of `nn.Embedding` and its `settings()` as keywords, and what raises NotImplementedError here."""
 
-    __jit_unused_properties__ = ("weight", "nbytes", "saved_nbytes")
+    __jit_unused_properties__ = (
+        *("weight", "nbytes", "saved_nbytes", "code_sizes"),
+        *("serves_logits", "corrects_logits"),
+    )
 
     kind: ClassVar[str]
-    mark: ClassVar[str]  # the tensor of its state_dict that no training form has
+    # The tensor of its state_dict that no training form has
+    signature_tensor: ClassVar[str]
     options: ClassVar[tuple[FormOption, ...]]
-    # Tensors of its state_dict that hold packed bits: averaging checkpoints would destroy them.
-    packed_tensors: ClassVar[tuple[str, ...]] = ()
     # Rows are computed, not picked: with rounded tensors they are not the rounded rows.
     computes_rows: ClassVar[bool] = False
+    # Whether `from_table` takes how rows are used: `weight`, `metric` and `corrected`.
+    takes_use: ClassVar[bool] = False
     _fast: Any = None  # prepared for its buffers, with pointers to their memory
     as_stored: ClassVar[Settings] = {}  # keywords that keep its tensors in their stored bytes
+    # Tensors that follow the dtype of a model; None: all that have no integers.
+    model_dtype: ClassVar[tuple[str, ...] | None] = None
     setting_types: ClassVar[dict[str, type]]  # of `settings()`
 
     def _set_size(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None) -> None:
@@ -78,6 +97,12 @@ class Form(nn.Module):
         **settings: Any,
     ) -> Form:
         """The form of a trained table (n, d), without further training."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_learned(cls, tensors: Mapping[str, Tensor], request: CompactRequest) -> Form:
+        """The form of what a method has learned, its `learned()` tensors. Only for forms that some
+        method names among its `forms`."""
         raise NotImplementedError
 
     @classmethod
@@ -137,19 +162,62 @@ class Form(nn.Module):
         settings: Settings,
         tensors: Mapping[str, Tensor],
     ) -> Form:
-        """From `settings()` and `export_tensors()`, without a copy of large tensors if it can."""
-        raise NotImplementedError
-
-    def verify(self) -> None:
-        """Read and check what opening a file has left unread; ValueError if it is damaged."""
+        """From `settings()` and `export_tensors()`; large tensors are not copied."""
+        dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
+        module = cls(1, embedding_dim, None, dtype=dtype, **settings)  # one row, replaced at once
+        for name, tensor in tensors.items():
+            setattr(module, name, tensor)
+        module._set_size(num_embeddings, embedding_dim, padding_idx)
+        return module.eval()
 
     def shrunk(self) -> Form:
         """The same rows in fewer bytes, where something in it is not used."""
         return self
 
+    def with_rows(self, rows: Tensor) -> Form:
+        """The same table with these rows (m, d) after its own, as near as the form can come."""
+        raise ValueError(
+            f"a {self.kind} table takes no new rows; add them to the full model, then compress it"
+        )
+
+    @property
+    def code_sizes(self) -> list[int]:
+        """The number of codes of each group; empty for a form without codes."""
+        return []
+
+    def unpacked_codes(self) -> Tensor | None:
+        """Codes (n, D) in one or two bytes each; None for a form without codes."""
+        return None
+
     def codes_in_use(self) -> dict[str, Tensor] | None:
         """`code_usage` of a form with codes, else None."""
         return None
+
+    def parts(self) -> Parts | None:
+        """What rows are put together from, if they are parts side by side."""
+        return None
+
+    def notes(self) -> list[str]:
+        """What its settings cost that a reader may not expect, one line each."""
+        return []
+
+    def improvement(self, table: Tensor, seed: int = 0) -> Improvement | None:
+        """Settings that would lose less of the table that it was made of, if it can tell."""
+        return None
+
+    @property
+    def serves_logits(self) -> bool:
+        """Whether `logits` needs no dense table here, and is at least as fast as a product."""
+        return False
+
+    @property
+    def corrects_logits(self) -> bool:
+        """Whether `logits` are more than a product with the table."""
+        return False
+
+    def logits(self, h: Tensor) -> Tensor:
+        """h (..., d) times the transposed table: (..., n), in h's dtype."""
+        return F.linear(h, self.dense().to(h.dtype))
 
     @property
     def weight(self) -> Tensor:
@@ -183,46 +251,3 @@ class Form(nn.Module):
             text += f", padding_idx={self.padding_idx}"
         packed = ", packed" if getattr(self, "packed", False) else ""
         return f"{text}, {self.describe()}{packed}, CR={self.compression_ratio():.1f}"
-
-
-def crc32_bits(tensor: Tensor) -> Tensor:
-    """The CRC-32 of a tensor's bytes as 32 booleans, lowest bit first.
-
-    As booleans, because averaging checkpoints, which would turn codes into noise, stops at a
-    boolean with an error.
-    """
-    rows = tensor.detach().cpu().contiguous()  # kept by name while its memory is read
-    crc = zlib.crc32(memory_of(rows))
-    return torch.tensor([crc >> bit & 1 for bit in range(CRC_BITS)], dtype=torch.bool)
-
-
-def wrong_shape(key: str, found: Tensor, shape: tuple[int, ...]) -> str:
-    """What to say of a tensor that does not fit."""
-    return (
-        f"size mismatch for {key}: the checkpoint has {tuple(found.shape)}, this model needs "
-        f"{shape}"
-    )
-
-
-class ChecksummedForm(Form):
-    """Its state_dict has a checksum of each packed tensor, and loading looks at it."""
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in self.packed_tensors:
-            destination[f"{prefix}{name}_crc32"] = crc32_bits(getattr(self, name))
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *lists: list[str]
-    ) -> None:
-        errors = lists[-1]
-        for name in self.packed_tensors:
-            stored = state_dict.pop(f"{prefix}{name}_crc32", None)
-            packed, own = state_dict.get(prefix + name), getattr(self, name)
-            if packed is not None and packed.shape != own.shape:
-                errors.append(wrong_shape(prefix + name, packed, tuple(own.shape)))
-                return
-            checked = stored is not None and packed is not None
-            if checked and stored.tolist() != crc32_bits(packed).tolist():
-                errors.append(f"{prefix}{name} do not match their checksum: the file is damaged")
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)

@@ -7,8 +7,8 @@ from typing import Any, Mapping
 import torch
 from torch import Tensor
 
+from fairseq_dpq.files.errors import printable
 from fairseq_dpq.forms.base import Form, Layout
-from fairseq_dpq.printable import printable
 from fairseq_dpq.sizes import MAX_DIM
 
 
@@ -47,8 +47,7 @@ def check_settings(form: type[Form], settings: Any) -> None:
         if name not in form.setting_types:
             raise ValueError(f"{form.kind} has no setting {shown(name)}")
         check_type(name, value, form.setting_types[name])
-    # K follows from the tensors; version 1 of the export does not say it
-    missing = [name for name in form.setting_types if name not in settings and name != "K"]
+    missing = [name for name in form.setting_types if name not in settings]
     if missing:
         raise ValueError(f"the setting {missing[0]} of {form.kind} is missing")
 
@@ -102,3 +101,32 @@ def check_form(
     for name in tensors:
         if name not in layout:
             raise ValueError(f"{form.kind} has no tensor {printable(name)}")
+
+
+def build_form(
+    form: type[Form],
+    size: tuple[int, int, int | None],
+    settings: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+) -> Form:
+    """The form of tensors that a file holds; ValueError for what they cannot be."""
+    check_form(form, size, settings, tensors)
+    form.check_contents(size[1], settings, tensors)
+    return form.from_tensors(*size, settings, tensors)
+
+
+def check_version(found: Any, known: int, written_by: Any) -> None:
+    """Raise ValueError for a file of another format version."""
+    text = str(found)
+    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 9):
+        raise ValueError(f"there is no format version {shown(found)}")
+    if int(text) != known:
+        by = f", written by {shown(written_by)}" if written_by else ""
+        fix = (
+            "update it with pip install -U fairseq-dpq"
+            if int(text) > known
+            else "write the file again from its training checkpoint or full model"
+        )
+        raise ValueError(
+            f"its format is version {text}{by}; this fairseq-dpq reads version {known}: {fix}"
+        )

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
 import torch
 from torch import Tensor
 
-from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings
+from fairseq_dpq.forms.base import CompactRequest, Form, FormOption, Layout, Settings
 
 
 class LowRankEmbedding(Form):
-    """Looks rows up as nn.Embedding does; `left` (n, r) and `right` (r, d) are its tensors."""
+    """Looks rows up as nn.Embedding does; `left` (n, r) and `right` (r, d) are its tensors.
+
+    A row is a matrix product: in batches of different shapes its last bit may differ.
+    """
 
     kind = "low_rank"
-    mark = "left"
+    signature_tensor = "left"
     computes_rows = True
     options = (FormOption("rank", "--dpq-rank", 32),)
     setting_types: ClassVar[dict[str, type]] = {"rank": int}
@@ -56,6 +59,14 @@ class LowRankEmbedding(Form):
         return module
 
     @classmethod
+    def from_learned(
+        cls, tensors: Mapping[str, Tensor], request: CompactRequest
+    ) -> LowRankEmbedding:
+        """From left (n, r) and right (r, d)."""
+        left, right = (tensors[name].to(request.dtype) for name in ("left", "right"))
+        return cls.from_factors(left, right, request.padding_idx)
+
+    @classmethod
     @torch.no_grad()
     def from_table(  # type: ignore[override]
         cls,
@@ -91,25 +102,17 @@ class LowRankEmbedding(Form):
             raise ValueError(f"rank={rank}: must be from 1 to embedding_dim={embedding_dim}")
         return {"left": Layout((num_embeddings, rank)), "right": Layout((rank, embedding_dim))}
 
-    @classmethod
-    def from_tensors(
-        cls,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        settings: Settings,
-        tensors: Mapping[str, Tensor],
-    ) -> LowRankEmbedding:
-        left, right = tensors["left"], tensors["right"]
-        module = cls(1, embedding_dim, None, rank=settings["rank"], dtype=left.dtype)
-        module.left, module.right = left, right
-        module._set_size(num_embeddings, embedding_dim, padding_idx)
-        return module.eval()
-
     def forward(self, indices: Tensor) -> Tensor:
         rows = self.left.index_select(0, indices.reshape(-1))
         out = rows.float() @ self.right.float()
         return out.to(self.left.dtype).view(indices.shape + (self.embedding_dim,))  # noqa: RUF005
+
+    @property
+    def serves_logits(self) -> bool:
+        return True
+
+    def logits(self, h: Tensor) -> Tensor:
+        return h @ self.right.to(h.dtype).t() @ self.left.to(h.dtype).t()
 
     def settings(self) -> Settings:
         return {"rank": self.right.shape[0]}

@@ -130,20 +130,28 @@ def check_spare_bits(name: str, packed: Tensor, used: int) -> None:
             raise ValueError(f"{name}: bits beyond the {used} of a row are set")
 
 
+def check_codes(codes: Tensor, sizes: Sequence[int], first: int = 0, name: str = "codes") -> None:
+    """Raise ValueError if a code (n, D) of group j is not in [0, sizes[j]); `first` is the number
+    of the first row."""
+    if not codes.numel():
+        return
+    limit = torch.tensor(sizes, device=codes.device)
+    if bool(codes.amin() >= 0) and bool((codes.amax(0) < limit).all()):
+        return
+    row, group = ((codes < 0) | (codes >= limit)).nonzero()[0].tolist()
+    raise ValueError(
+        f"{name}: row {first + row} has code {int(codes[row, group])} in group {group}, "
+        f"which has {sizes[group]} codes"
+    )
+
+
 def check_range(name: str, packed: Tensor, sizes: Sequence[int]) -> None:
     """Raise ValueError if a packed code of group j is not below sizes[j]."""
     bits = [code_bits(size) for size in sizes]
     check_spare_bits(name, packed, sum(bits))
     if all(size == 1 << b for size, b in zip(sizes, bits)):
         return  # any bits are a code
-    limit = torch.tensor(sizes, dtype=torch.int32)
     step = max(1, _CHUNK_BITS // (8 * len(sizes)))
     for start in range(0, len(packed), step):
         codes = unpack_codes(packed[start : start + step], bits, torch.int32)
-        beyond = codes >= limit
-        if bool(beyond.any()):
-            row, group = beyond.nonzero()[0].tolist()
-            raise ValueError(
-                f"{name}: row {start + row} has code {int(codes[row, group])} in group {group}, "
-                f"which has {sizes[group]} codes"
-            )
+        check_codes(codes, sizes, start, name)

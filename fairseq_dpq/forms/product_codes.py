@@ -9,19 +9,28 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_dpq.codes import code_usage
+from fairseq_dpq.files.memory import large_zeros
+from fairseq_dpq.forms import quantization
 from fairseq_dpq.forms.base import (
-    CRC_BITS,
+    CompactRequest,
     Form,
     FormOption,
+    Improvement,
     Layout,
+    Parts,
     Settings,
-    crc32_bits,
-    wrong_shape,
 )
-from fairseq_dpq.forms.few_ids import FewIds
-from fairseq_dpq.forms.lookup import lookup_in_graph, prepare, take_rows, unpack
+from fairseq_dpq.forms.lookup import (
+    SmallBatchLookup,
+    logits_by_partial_sums,
+    logits_in_graph,
+    lookup_in_graph,
+    prepare,
+    take_rows,
+    unpack,
+)
 from fairseq_dpq.forms.packing import (
+    check_codes,
     check_range,
     code_bits,
     code_dtype,
@@ -32,13 +41,11 @@ from fairseq_dpq.forms.packing import (
     unpack_codes,
     unpack_plan,
 )
-from fairseq_dpq.forms.product_layout import product_layout, stored_sizes
-from fairseq_dpq.forms.quantization import product_quantize
-from fairseq_dpq.forms.shrinking import drop_unused
-from fairseq_dpq.kmeans import ITERATIONS
-from fairseq_dpq.memory import large_zeros
-from fairseq_dpq.sizes import MAX_K, division_problem
+from fairseq_dpq.forms.product_layout import load_tensors, product_layout, stored_sizes
+from fairseq_dpq.sizes import MAX_K, bits_note, division_problem
 from fairseq_dpq.tracing import is_tracing
+from fairseq_dpq.training.codes import code_usage
+from fairseq_dpq.training.kmeans import ITERATIONS
 
 _ROWS = 1 << 15  # rows handled at once where a table is quantised
 
@@ -49,13 +56,11 @@ class CompactEmbedding(Form):
     `codes` hold one or two bytes a code for the fastest lookup, or, with `packed`, the bits alone;
     in the state_dict they are always packed: `codes` (n, bytes), `values` (rows, d/D), and
     `sizes` (D,) where groups have different numbers of codes. Value rows of group j follow those
-    of group j - 1; with `share_subspaces` all groups use the same rows. `codes_crc32` (32,) bool
-    tells damaged codes from good ones.
+    of group j - 1; with `share_subspaces` all groups use the same rows.
     """
 
     kind = "product_codes"
-    mark = "codes"
-    packed_tensors = ("codes",)
+    signature_tensor = "codes"
     as_stored: ClassVar[Settings] = {"packed": True}
     options = (
         FormOption("K", "--dpq-K", 32),
@@ -97,6 +102,17 @@ class CompactEmbedding(Form):
 
     def _allocate(self, sizes: list[int], dtype: torch.dtype | None, device: Any) -> None:
         """Make empty buffers for groups of these numbers of codes."""
+        self._set_groups(sizes, device)
+        width = row_bytes(self.bits) if self.packed else self.D
+        kind = torch.uint8 if self.packed else code_dtype(max(sizes))
+        # A last row of zeros is what padding points at. It is not saved.
+        rows = self.value_rows + (0 if self.padding_idx is None else 1)
+        size = self.embedding_dim // self.D
+        self.register_buffer("codes", large_zeros(self.num_embeddings, width, kind, device))
+        self.register_buffer("values", torch.zeros(rows, size, dtype=dtype, device=device))
+
+    def _set_groups(self, sizes: list[int], device: Any) -> None:
+        """Set what follows from the numbers of codes: bits, and where each group begins."""
         if len(sizes) != self.D or min(sizes) < 1 or (self.share_subspaces and len(set(sizes)) > 1):
             raise ValueError(f"sizes={sizes}: give the number of codes of each of {self.D} groups")
         self._fast = None
@@ -105,19 +121,10 @@ class CompactEmbedding(Form):
         self.wide = is_wide(self.bits)
         self.even = even_width(self.bits)
         self.value_rows = sizes[0] if self.share_subspaces else sum(sizes)
-        width = row_bytes(self.bits) if self.packed else self.D
-        kind = torch.uint8 if self.packed else code_dtype(max(sizes))
-        # A last row of zeros is what padding points at. It is not saved.
-        rows = self.value_rows + (0 if self.padding_idx is None else 1)
-        codes = large_zeros(self.num_embeddings, width, kind, device)
-        values = torch.zeros(rows, self.embedding_dim // self.D, dtype=dtype, device=device)
-        offsets = [0, *itertools.accumulate([0 if self.share_subspaces else x for x in sizes[:-1]])]
-        self.register_buffer("codes", codes)
-        self.register_buffer("values", values)
-        self.register_buffer(
-            "offsets", torch.tensor(offsets, dtype=torch.int32, device=device), persistent=False
-        )
-        plan = unpack_plan(self.bits).to(codes.device) if self.packed else torch.empty(0)
+        first = [0, *itertools.accumulate([0 if self.share_subspaces else x for x in sizes[:-1]])]
+        offsets = torch.tensor(first, dtype=torch.int32, device=device)
+        plan = unpack_plan(self.bits).to(offsets.device) if self.packed else torch.empty(0)
+        self.register_buffer("offsets", offsets, persistent=False)
         self.register_buffer("plan", plan, persistent=False)
 
     @classmethod
@@ -136,28 +143,19 @@ class CompactEmbedding(Form):
         n, D = codes.shape
         if values.dim() == 3:
             shared = values.shape[0] == 1 and D > 1
-            K = values.shape[1]
+            sizes = [values.shape[1]] * D
             values = values.reshape(-1, values.shape[-1])
+        elif sizes is None:
+            raise ValueError("values of shape (rows, d/D) need sizes")
         else:
-            if sizes is None:
-                raise ValueError("values of shape (rows, d/D) need sizes")
             shared = values.shape[0] == sizes[0] and D > 1
-            K = max(sizes)
-        module = cls(
-            n,
-            embedding_dim,
-            padding_idx,
-            K=K,
-            D=D,
-            share_subspaces=shared,
-            sizes=sizes,
-            packed=packed,
-            dtype=values.dtype,
-            device=values.device,
-        )
+        settings: Settings = {"K": max(sizes), "D": D, "share_subspaces": shared, "sizes": sizes}
+        like: Settings = {"dtype": values.dtype, "device": values.device}
+        module = cls(n, embedding_dim, padding_idx, packed=packed, **settings, **like)
         module.values[: module.value_rows] = values
         for start in range(0, n, _ROWS):  # the packed codes are never there twice
             part = codes[start : start + _ROWS]
+            check_codes(part, module.sizes, start)
             module.codes[start : start + _ROWS] = pack_codes(part, module.bits) if packed else part
         return module
 
@@ -176,8 +174,15 @@ class CompactEmbedding(Form):
     ) -> CompactEmbedding:
         """Product quantisation: k-means in each group, the nearest centroid of each part."""
         G = 1 if share_subspaces else D
-        found = product_quantize(table, K, D, G, padding_idx, seed, progress)
+        found = quantization.product_quantize(table, K, D, G, padding_idx, seed, progress)
         return cls.from_codes(*found, table.shape[1], padding_idx, packed=True)
+
+    @classmethod
+    def from_learned(cls, tensors: Mapping[str, Tensor], request: CompactRequest) -> Form:
+        """From codes (n, D) and values (G, K, d/D)."""
+        values = tensors["values"].to(request.dtype)
+        size = request.embedding_dim, request.padding_idx
+        return cls.from_codes(tensors["codes"], values, *size, packed=request.packed)
 
     @classmethod
     def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
@@ -210,9 +215,9 @@ class CompactEmbedding(Form):
     @classmethod
     def from_file(cls, path: str | Path) -> CompactEmbedding:
         """From a file of fairseq-dpq-export, memory-mapped: rows are read when asked for."""
-        from fairseq_dpq.forms.files import from_file
+        from fairseq_dpq.files.reader import read_form
 
-        return from_file(path, {cls.kind: cls})  # type: ignore[return-value]
+        return read_form(path, {cls.kind: cls})  # type: ignore[return-value]
 
     @classmethod
     def from_tensors(
@@ -223,22 +228,11 @@ class CompactEmbedding(Form):
         settings: Settings,
         tensors: Mapping[str, Tensor],
     ) -> CompactEmbedding:
-        sizes, codes, values = tensors["sizes"].tolist(), tensors["codes"], tensors["values"]
         # One row first: the codes of n rows stay where they are, in the file.
-        module = cls(
-            1,
-            embedding_dim,
-            None if padding_idx is None else 0,
-            K=max(sizes),
-            D=settings["D"],
-            share_subspaces=settings["share_subspaces"],
-            sizes=sizes,
-            packed=True,
-            dtype=values.dtype,
-        )
-        module.values[: module.value_rows] = values
-        module.codes = codes
+        module = cls(1, embedding_dim, None if padding_idx is None else 0, packed=True, **settings)
         module._set_size(num_embeddings, embedding_dim, padding_idx)
+        for problem in load_tensors(module, tensors, assign=True):
+            raise ValueError(problem)
         return module.eval()
 
     def forward(self, indices: Tensor) -> Tensor:
@@ -275,7 +269,22 @@ class CompactEmbedding(Form):
     def native_table(self) -> Any:
         """This table as the native library or Triton takes it, or None where PyTorch must serve."""
         found = None if is_tracing() else self._prepared()
-        return None if isinstance(found, FewIds) else found
+        return None if isinstance(found, SmallBatchLookup) else found
+
+    @property
+    def serves_logits(self) -> bool:
+        return self.native_table() is not None
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Logits from the codes; they differ from the dense product in the last digits."""
+        if h.shape[-1] != self.embedding_dim:
+            raise ValueError(f"h has {h.shape[-1]} numbers a row, the table {self.embedding_dim}")
+        if is_tracing():
+            found = logits_in_graph(self, h)
+        else:
+            known = self.native_table()
+            found = None if known is None else known.logits(h)
+        return found if found is not None else logits_by_partial_sums(self, h)
 
     def unpacked_codes(self) -> Tensor:
         """Codes (n, D) in one or two bytes each."""
@@ -308,24 +317,42 @@ class CompactEmbedding(Form):
         unpacking = unpack_some if self.packed else None
         return code_usage(self.codes, max(self.sizes), self.padding_idx, unpacking)
 
-    def renumbered(self, K: int) -> bool:
-        """Whether unused codes were dropped, so that a code of its own does not stand for that of
-        the table with K codes in each group."""
-        return self.sizes != [K] * self.D
+    @property
+    def code_sizes(self) -> list[int]:
+        return self.sizes
+
+    def parts(self) -> Parts:
+        return Parts(self.values[: self.value_rows], self.sizes, self.share_subspaces)
+
+    def notes(self) -> list[str]:
+        K = max(self.sizes)
+        even = self.bits == [code_bits(K)] * self.D  # no unused codes were dropped
+        return [bits_note(K)] if even and bits_note(K) else []
+
+    def improvement(self, table: Tensor, seed: int = 0) -> Improvement | None:
+        K, shared = max(self.sizes), self.share_subspaces
+        return quantization.better_D(table, K, self.D, shared, self.padding_idx, seed)
 
     def shrunk(self) -> CompactEmbedding:
         groups = 1 if self.share_subspaces else self.D
         values = self.values[: self.value_rows].view(groups, max(self.sizes), -1)
-        codes, kept, sizes = drop_unused(self.unpacked_codes(), values, self.padding_idx)
+        codes, pad = self.unpacked_codes(), self.padding_idx
+        return self._rebuilt(*quantization.drop_unused(codes, values, pad))
+
+    def with_rows(self, rows: Tensor) -> CompactEmbedding:
+        """The new rows get the nearest value of each group."""
+        values, old = self.values[: self.value_rows], self.unpacked_codes()
+        new = quantization.nearest_codes(rows.to(values.device), *self.parts())
+        return self._rebuilt(torch.cat([old, new.to(old.dtype)]), values, self.sizes)
+
+    def _rebuilt(self, codes: Tensor, values: Tensor, sizes: list[int]) -> CompactEmbedding:
         d, pad = self.embedding_dim, self.padding_idx
-        return self.from_codes(codes, kept, d, pad, sizes=sizes, packed=self.packed)
+        return self.from_codes(codes, values, d, pad, sizes=sizes, packed=self.packed)
 
     def export_tensors(self) -> dict[str, Tensor]:
-        codes = self.packed_codes().contiguous()
         return {
-            "codes": codes,
+            "codes": self.packed_codes().contiguous(),
             "values": self.values[: self.value_rows].detach().contiguous(),
-            "codes_crc32": crc32_bits(codes),
             "sizes": torch.tensor(self.sizes, dtype=torch.int32),
         }
 
@@ -333,12 +360,10 @@ class CompactEmbedding(Form):
     def saved_nbytes(self) -> int:
         uneven = 4 * self.D if len(set(self.sizes)) > 1 else 0
         values = self.value_rows * self.values.shape[1] * self.values.element_size()
-        return self.num_embeddings * row_bytes(self.bits) + values + uneven + CRC_BITS
+        return self.num_embeddings * row_bytes(self.bits) + values + uneven
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        codes = self.packed_codes()
-        destination[prefix + "codes"] = codes
-        destination[prefix + "codes_crc32"] = crc32_bits(codes)
+        destination[prefix + "codes"] = self.packed_codes()
         destination[prefix + "values"] = self.values[: self.value_rows]
         if len(set(self.sizes)) > 1:
             destination[prefix + "sizes"] = torch.tensor(self.sizes, dtype=torch.int32)
@@ -353,41 +378,11 @@ class CompactEmbedding(Form):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        codes, values = state_dict.get(prefix + "codes"), state_dict.get(prefix + "values")
-        given = {"codes": codes, "values": values}
-        missing_keys += [prefix + name for name, tensor in given.items() if tensor is None]
-        if codes is None or values is None:
-            return
-        sizes = state_dict.get(prefix + "sizes")
-        if sizes is not None:
-            wanted = [int(size) for size in sizes]
-        elif self.share_subspaces:
-            wanted = [values.shape[0]] * self.D
-        else:
-            wanted = [values.shape[0] // self.D] * self.D
-        if wanted != self.sizes and len(wanted) == self.D and min(wanted) >= 1:
-            self._allocate(wanted, self.values.dtype, self.codes.device)
-        codes_shape = (self.num_embeddings, row_bytes(self.bits))
-        values_shape = (self.value_rows, self.values.shape[1])
-        pairs = (("codes", codes, codes_shape), ("values", values, values_shape))
-        error_msgs += [wrong_shape(prefix + n, t, s) for n, t, s in pairs if tuple(t.shape) != s]
-        stored = state_dict.get(prefix + "codes_crc32")
-        if stored is not None and stored.tolist() != crc32_bits(codes).tolist():
-            error_msgs.append(
-                f"{prefix}codes do not match their checksum: the file is damaged, or compact "
-                "checkpoints were averaged; average the training checkpoints, then compact"
-            )
-        if not error_msgs:
-            with torch.no_grad():
-                self.values[: self.value_rows] = values
-                if not self.packed:
-                    codes = unpack_codes(codes, self.bits, self.codes.dtype)
-                same = codes.dtype == self.codes.dtype and codes.is_contiguous()
-                if same and local_metadata.get("assign_to_params_buffers"):
-                    self.codes = codes
-                else:
-                    self.codes.copy_(codes)
+        mine = {k[len(prefix) :]: t for k, t in state_dict.items() if k.startswith(prefix)}
+        missing_keys += [prefix + name for name in ("codes", "values") if name not in mine]
         if strict:
-            known = {prefix + name for name in ("codes", "codes_crc32", "values", "sizes")}
-            mine = (key for key in state_dict if key.startswith(prefix))
-            unexpected_keys += [key for key in mine if key not in known]
+            unexpected_keys += [prefix + k for k in mine if k not in ("codes", "values", "sizes")]
+        if "codes" not in mine or "values" not in mine:
+            return
+        assign = bool(local_metadata.get("assign_to_params_buffers"))
+        error_msgs += [f"{prefix}{problem}" for problem in load_tensors(self, mine, assign)]

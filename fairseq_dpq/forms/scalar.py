@@ -1,5 +1,5 @@
 """Scalar quantisation: each number of a table in b bits, uniform between a smallest and a largest
-number of its row or of the whole table. The paper's baseline."""
+number of its row, of a group in it, or of the whole table. The paper's baseline, and its peers'."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
 import torch
 from torch import Tensor
 
-from fairseq_dpq.forms.base import (
-    CRC_BITS,
-    ChecksummedForm,
-    FormOption,
-    Layout,
-    Settings,
-)
+from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings
 from fairseq_dpq.forms.packing import (
     check_spare_bits,
     even_width,
@@ -24,31 +18,35 @@ from fairseq_dpq.forms.packing import (
     unpack_plan,
     unpack_rows,
 )
+from fairseq_dpq.training.initialization import real_rows
 
 _ROWS = 1 << 13
 
 
-class ScalarEmbedding(ChecksummedForm):
+class ScalarEmbedding(Form):
     """Looks rows up as nn.Embedding does, from packed levels: row = offset + level * scale.
 
     `levels` (n, bytes) are packed like product codes; `scale` and `offset` are (n, 1), or (1, 1)
-    for one range of the whole table. `levels_crc32` (32,) tells damage.
+    for one range of the whole table. With `group` each group of so many numbers of a row has a
+    range of its own, as torchao and GGUF have it: (n, groups) numbers that stay float16 whatever
+    the dtype of the model; that of `like` (1,) is the model's.
     """
 
     kind = "scalar"
-    mark = "levels"
-    packed_tensors = ("levels",)
+    signature_tensor = "levels"
     options = (
         FormOption("bits", "--bits", 8, "bits of each number, 2 to 8"),
         FormOption("by_row", "--by-table", True, "one range for the table, not one for each row"),
+        FormOption("group", "--group", 0, "numbers with a range of their own, e.g. 32; 0: a row"),
     )
-    setting_types: ClassVar[dict[str, type]] = {"bits": int, "by_row": bool}
+    setting_types: ClassVar[dict[str, type]] = {"bits": int, "by_row": bool, "group": int}
 
     if TYPE_CHECKING:  # TorchScript cannot read annotations that are strings
         levels: Tensor
         scale: Tensor
         offset: Tensor
         plan: Tensor
+        like: Tensor | None
 
     def __init__(
         self,
@@ -58,22 +56,27 @@ class ScalarEmbedding(ChecksummedForm):
         *,
         bits: int,
         by_row: bool = True,
+        group: int = 0,
         dtype: torch.dtype | None = None,
         device: Any = None,
     ) -> None:
         super().__init__()
-        if not 2 <= bits <= 8:
-            raise ValueError(f"bits={bits}: must be from 2 to 8")
+        _check(embedding_dim, _say, bits, by_row, group)
         self._set_size(num_embeddings, embedding_dim, padding_idx)
         self.bits = bits
         self.by_row = by_row
+        self.group = group
         widths = [bits] * embedding_dim
         self.even = even_width(widths)
         ranges = num_embeddings if by_row else 1
         levels = torch.zeros(num_embeddings, row_bytes(widths), dtype=torch.uint8, device=device)
         self.register_buffer("levels", levels)
+        columns = embedding_dim // group if group else 1
+        kept = torch.float16 if group else dtype
         for name in ("scale", "offset"):
-            self.register_buffer(name, torch.zeros(ranges, 1, dtype=dtype, device=device))
+            self.register_buffer(name, torch.zeros(ranges, columns, dtype=kept, device=device))
+        like = torch.zeros(1, dtype=dtype, device=device)
+        self.register_buffer("like", like if group else None)
         self.register_buffer("plan", unpack_plan(widths).to(levels.device), persistent=False)
 
     @classmethod
@@ -87,18 +90,21 @@ class ScalarEmbedding(ChecksummedForm):
         progress: Callable[[int], None] | None = None,
         bits: int = 8,
         by_row: bool = True,
+        group: int = 0,
     ) -> ScalarEmbedding:
         """Each number rounded to the nearest of 2^bits levels."""
         n, d = table.shape
-        module = cls(n, d, padding_idx, bits=bits, by_row=by_row, device=table.device)
-        real = torch.ones(n, dtype=torch.bool, device=table.device)
-        if module.padding_idx is not None:
-            real[module.padding_idx] = False
+        module = cls(n, d, padding_idx, bits=bits, by_row=by_row, group=group, device=table.device)
+        real = real_rows(table, padding_idx)
+        if group:
+            module._fill_groups(table, real)
+            if progress is not None:
+                progress(1)
+            return module
         if by_row:
             low, high = table.float().amin(1, keepdim=True), table.float().amax(1, keepdim=True)
         else:
-            some = table[real] if bool(real.any()) else table
-            low, high = some.float().amin().view(1, 1), some.float().amax().view(1, 1)
+            low, high = table[real].float().amin().view(1, 1), table[real].float().amax().view(1, 1)
         module.offset.copy_(low)
         module.scale.copy_((high - low) / (2**bits - 1))
         widths = [bits] * d
@@ -113,26 +119,78 @@ class ScalarEmbedding(ChecksummedForm):
             progress(1)
         return module
 
+    def _fill_groups(self, table: Tensor, real: Tensor) -> None:
+        widths, top = [self.bits] * self.embedding_dim, 2**self.bits - 1
+        for start in range(0, len(table), _ROWS):
+            part = slice(start, start + _ROWS)
+            rows = table[part].float().view(-1, self.scale.shape[1], self.group)
+            offset = rows.amin(2).half()
+            scale = ((rows.amax(2) - offset.float()) / top).half()
+            step = scale.float().clamp_min(1e-30).unsqueeze(2)
+            level = ((rows - offset.float().unsqueeze(2)) / step).round_().clamp_(0, top)
+            level[~real[part]] = 0
+            self.scale[part], self.offset[part] = scale, offset
+            self.levels[part] = pack_codes(level.flatten(1).to(torch.int16), widths)
+
+    @classmethod
+    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
+        _check(embedding_dim, say, **settings)
+
     @classmethod
     def layout(
         cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
     ) -> dict[str, Layout]:
-        bits = settings["bits"]
-        if not 2 <= bits <= 8:
-            raise ValueError(f"bits={bits}: must be from 2 to 8")
+        _check(embedding_dim, _say, **settings)
+        bits, group = settings["bits"], settings["group"]
+        levels = Layout((num_embeddings, (bits * embedding_dim + 7) // 8), (torch.uint8,))
+        if group:
+            ranges = Layout((num_embeddings, embedding_dim // group))
+            return {"levels": levels, "scale": ranges, "offset": ranges, "like": Layout((1,))}
         ranges = Layout((num_embeddings if settings["by_row"] else 1, 1))
-        return {
-            "levels": Layout((num_embeddings, (bits * embedding_dim + 7) // 8), (torch.uint8,)),
-            "levels_crc32": Layout((CRC_BITS,), (torch.bool,), optional=True),
-            "scale": ranges,
-            "offset": ranges,
-        }
+        return {"levels": levels, "scale": ranges, "offset": ranges}
 
     @classmethod
     def check_contents(
         cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
     ) -> None:
         check_spare_bits("levels", tensors["levels"], settings["bits"] * embedding_dim)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        flat = indices.reshape(-1)
+        level = _unpack(self.levels.index_select(0, flat), self.plan, self.even, self.embedding_dim)
+        if self.by_row:
+            scale, offset = self.scale.index_select(0, flat), self.offset.index_select(0, flat)
+        else:
+            scale, offset = self.scale, self.offset
+        dtype = self.scale.dtype
+        if self.like is not None:
+            dtype = self.like.dtype
+            scale = scale.repeat_interleave(self.group, 1)
+            offset = offset.repeat_interleave(self.group, 1)
+        out = level.to(torch.float32) * scale.float() + offset.float()
+        if self.padding_idx is not None:
+            out = out.masked_fill((flat == self.padding_idx).unsqueeze(-1), 0.0)
+        return out.to(dtype).view(indices.shape + (self.embedding_dim,))  # noqa: RUF005
+
+    def with_rows(self, rows: Tensor) -> Form:
+        if not self.by_row:  # the range of the table may not hold them
+            return super().with_rows(rows)
+        new = self.from_table(rows.to(self.levels.device), **self.settings())
+        new = new if self.group else new.to(self.scale.dtype)
+        whole = ("plan", "like")
+        joined = {
+            k: t if k in whole else torch.cat([t, new.get_buffer(k)])
+            for k, t in self.named_buffers()
+        }
+        size = (self.num_embeddings + len(rows), self.embedding_dim, self.padding_idx)
+        return self.from_tensors(*size, self.settings(), joined)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        kept = (self.scale, self.offset)
+        super()._apply(fn, recurse)
+        if self.group:
+            self.scale, self.offset = (tensor.to(self.levels.device) for tensor in kept)
+        return self
 
     @classmethod
     def from_tensors(
@@ -142,44 +200,50 @@ class ScalarEmbedding(ChecksummedForm):
         padding_idx: int | None,
         settings: Settings,
         tensors: Mapping[str, Tensor],
-    ) -> ScalarEmbedding:
-        bits, by_row = settings["bits"], settings["by_row"]
-        dtype = tensors["scale"].dtype
-        module = cls(1, embedding_dim, None, bits=bits, by_row=by_row, dtype=dtype)
-        for name in ("levels", "scale", "offset"):
-            setattr(module, name, tensors[name])
-        module._set_size(num_embeddings, embedding_dim, padding_idx)
-        return module.eval()
-
-    def forward(self, indices: Tensor) -> Tensor:
-        flat = indices.reshape(-1)
-        level = _unpack(self.levels.index_select(0, flat), self.plan, self.even, self.embedding_dim)
-        if self.by_row:
-            scale, offset = self.scale.index_select(0, flat), self.offset.index_select(0, flat)
-        else:
-            scale, offset = self.scale, self.offset
-        out = level.to(torch.float32) * scale.float() + offset.float()
-        if self.padding_idx is not None:
-            out = out.masked_fill((flat == self.padding_idx).unsqueeze(-1), 0.0)
-        return out.to(self.scale.dtype).view(indices.shape + (self.embedding_dim,))  # noqa: RUF005
+    ) -> Form:
+        if settings["group"]:  # a reader may have turned all numbers into the dtype of the model
+            tensors = {k: t.half() if k in ("scale", "offset") else t for k, t in tensors.items()}
+        size = (num_embeddings, embedding_dim, padding_idx)
+        return super().from_tensors(*size, settings, tensors)
 
     def settings(self) -> Settings:
-        return {"bits": self.bits, "by_row": self.by_row}
+        return {"bits": self.bits, "by_row": self.by_row, "group": self.group}
 
     def formula_bits(self) -> int:
-        return self.num_embeddings * self.embedding_dim * self.bits + 64 * self.scale.shape[0]
+        ranges = (32 if self.group else 64) * self.scale.numel()
+        return self.num_embeddings * self.embedding_dim * self.bits + ranges
 
     @property
     def saved_nbytes(self) -> int:
         ranges = 2 * self.scale.numel() * self.scale.element_size()
-        return self.levels.numel() + ranges + CRC_BITS
+        like = 0 if self.like is None else self.like.element_size()
+        return self.levels.numel() + ranges + like
 
     def bits_per_symbol(self) -> int:
-        own = 16 * self.scale.element_size() if self.by_row else 0
+        own = 16 * self.scale.element_size() * self.scale.shape[1] if self.by_row else 0
         return self.bits * self.embedding_dim + own
 
     def describe(self) -> str:
+        if self.group:
+            return f"{self.bits} bits in groups of {self.group}"
         return f"{self.bits} bits by {'row' if self.by_row else 'table'}"
+
+
+def _say(name: str, value: Any) -> str:
+    return f"{name}={value}"
+
+
+def _check(
+    embedding_dim: int, say: Callable[[str, Any], str], bits: int, by_row: bool, group: int = 0
+) -> None:
+    if not 2 <= bits <= 8:
+        raise ValueError(f"{say('bits', bits)}: must be from 2 to 8")
+    if group < 0 or (group and embedding_dim % group):
+        raise ValueError(
+            f"{say('group', group)} does not divide the embedding size {embedding_dim}; try 32"
+        )
+    if group and not by_row:
+        raise ValueError(f"{say('group', group)} goes without one range for the whole table")
 
 
 def _unpack(rows: Tensor, plan: Tensor, even: int, width: int) -> Tensor:

@@ -1,8 +1,13 @@
-"""How a table is learned: one file for each method, listed here by name."""
+"""How a table is learned: one file for each method, listed here."""
 
-from __future__ import annotations
-
-from fairseq_dpq.methods.base import Method
+from fairseq_dpq.methods.base import (
+    DEFAULT_METHOD,
+    METHODS,
+    Method,
+    MethodOptions,
+    make_options,
+    register_method,
+)
 from fairseq_dpq.methods.fixed_codes import FixedCodes
 from fairseq_dpq.methods.kd_codes import KDCodes
 from fairseq_dpq.methods.low_rank import LowRank
@@ -10,6 +15,14 @@ from fairseq_dpq.methods.random_codes import RandomCodes
 from fairseq_dpq.methods.sx import SX
 from fairseq_dpq.methods.vq import VQ
 
-METHODS: dict[str, Method] = {
-    m.name: m for m in (SX(), VQ(), LowRank(), RandomCodes(), KDCodes(), FixedCodes())
-}
+__all__ = [
+    "DEFAULT_METHOD",
+    "METHODS",
+    "Method",
+    "MethodOptions",
+    "make_options",
+    "register_method",
+]
+
+for method in (SX, VQ, LowRank, RandomCodes, KDCodes, FixedCodes):
+    register_method(method)

@@ -7,53 +7,73 @@ the map can scale its input itself, and the second batch norm takes a constant o
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fairseq_dpq.codebook import Codebook
-from fairseq_dpq.forms.additive_codes import AdditiveEmbedding, add_vectors, transform
+from fairseq_dpq.config import option
+from fairseq_dpq.forms.additive_codes import add_vectors, transform
 from fairseq_dpq.forms.additive_learning import fit_vectors
-from fairseq_dpq.forms.base import Wanted
 from fairseq_dpq.forms.low_rank import factorize
-from fairseq_dpq.methods.base import Method, Need, Options, Say
-from fairseq_dpq.normalization import Stats, batch_normalize
-from fairseq_dpq.statistics import RunningStatistics, Shapes, Tracker
+from fairseq_dpq.methods.base import CodeOptions, Method, TableUse
+from fairseq_dpq.training.codebook import Codebook
+from fairseq_dpq.training.normalization import Stats, batch_normalize
+from fairseq_dpq.training.trackers import RunningStatistics, Shapes, Tracker, wide
 
 _ROWS = 1 << 13
 Moments = dict
 
 
-class AdditiveMethod(Method):
+@dataclass
+class AdditiveOptions(CodeOptions):
+    """Of a method with additive codes."""
+
+    code_width: int = option(
+        0,
+        "size of a code vector, which a linear map takes to the embedding size (0: the embedding "
+        "size, no map)",
+        valid=lambda width: width >= 0,
+        right="must not be negative; 0 is the embedding size",
+        shapes=True,
+    )
+
+
+AO = TypeVar("AO", bound=AdditiveOptions)
+
+
+class AdditiveMethod(Method[AO]):
     """`values` (D, K, width) are the code vectors, `matrix` (width, d) the map, if there is one;
     `outer_scale` and `outer_shift` (d,) are the affine part of the last batch norm."""
 
     splits_rows = False
+    forms = ("additive_codes",)
 
-    def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
-        need(c.code_width >= 0, "code_width", "must not be negative; 0 is the embedding size")
+    def defaults(self, c: AO, use: TableUse) -> dict[str, Any]:
+        # Each group adds K whole vectors: the number that the papers take.
+        return {**super().defaults(c, use), "D": 32}
 
-    def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
+    def shapes(self, c: AO, num_embeddings: int, embedding_dim: int) -> Shapes:
         width = c.code_width or embedding_dim
         shapes: Shapes = {"values": (c.D, c.K, width)}
         if width != embedding_dim:
             shapes["matrix"] = (width, embedding_dim)
         return {**shapes, "outer_scale": (embedding_dim,), "outer_shift": (embedding_dim,)}
 
-    def trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
+    def trackers(self, c: AO, shapes: Shapes) -> list[Tracker]:
         out: list[Tracker] = [RunningStatistics("outer", (1, *shapes["outer_scale"]))]
         if "matrix" in shapes:
             out.append(RunningStatistics("inner", (1, shapes["matrix"][0])))
         return out
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
+    def initialize(self, parameters: dict[str, Tensor], c: AO, tied: bool) -> None:
         # Rows start at the scale of the table that they replace, which the values were drawn from.
         parameters["outer_scale"].fill_(float(parameters["values"].float().std()))
         parameters["outer_shift"].zero_()
 
-    def first_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
+    def first_statistics(self, book: Codebook, c: AO, real: Tensor) -> None:
         rows = book.query[:_ROWS][real[:_ROWS]]
         self._set_moments(book, self.codes(rows, book, c))
 
@@ -70,7 +90,7 @@ class AdditiveMethod(Method):
 
     # Rows -----------------------------------------------------------------------------------------
 
-    def compose(self, sums: Tensor, book: Codebook, c: Options) -> tuple[Tensor, Moments]:
+    def compose(self, sums: Tensor, book: Codebook, c: AO) -> tuple[Tensor, Moments]:
         """Rows in training of the sums (tokens, width) of code vectors, by the statistics of this
         batch, and those."""
         moments: Moments = {}
@@ -81,24 +101,22 @@ class AdditiveMethod(Method):
         scale, shift = (book.tensors[f"outer_{name}"].float() for name in ("scale", "shift"))
         return x * scale + shift, moments
 
-    def folded(self, book: Codebook, c: Options) -> tuple[Tensor, Tensor, Tensor]:
+    def folded(self, book: Codebook, c: AO) -> tuple[Tensor, Tensor, Tensor]:
         """Code vectors (D, K, width), A and b: a row in evaluation is the sum of its vectors, times
         A, plus b. Without a map the vectors have their factor already, and A is empty."""
-        outer = running(book, "outer").clone()
+        outer = running(book, "outer").detach()
         scale = book.tensors["outer_scale"].float() * outer.scale()[0]
         shift, mean = book.tensors["outer_shift"].float(), outer.mean[0]
         values = book.values.float()
         if "matrix" not in book.tensors:
             return values * (scale / c.D), values.new_zeros(0, 0), shift - mean * scale
-        inner = running(book, "inner").clone()
+        inner = running(book, "inner").detach()
         matrix = book.tensors["matrix"].float()
         A = (inner.scale()[0] / c.D).unsqueeze(1) * matrix * scale
-        centre = ((inner.mean * inner.scale()).double() @ matrix.double()).float()[0]
+        centre = (wide(inner.mean * inner.scale()) @ wide(matrix)).float()[0]
         return values, A, shift - (centre + mean) * scale
 
-    def rebuild_sums(
-        self, response: Tensor | None, codes: Tensor, book: Codebook, c: Options
-    ) -> Tensor:
+    def rebuild_sums(self, response: Tensor | None, codes: Tensor, book: Codebook, c: AO) -> Tensor:
         """Rows in evaluation; with gradients, also to the responses (tokens, D, K)."""
         values, matrix, bias = self.folded(book, c)
         if torch.is_grad_enabled():
@@ -109,7 +127,7 @@ class AdditiveMethod(Method):
 
     # Starts and sizes ---------------------------------------------------------------------------
 
-    def fit(self, book: Codebook, c: Options, table: Tensor, codes: Tensor) -> None:
+    def fit(self, book: Codebook, c: AO, table: Tensor, codes: Tensor) -> None:
         """Set all but the codes so that rows with these codes come near a table."""
         vectors = flat(fit_vectors(table, codes, c.K)) * c.D
         d = table.shape[1]
@@ -131,26 +149,23 @@ class AdditiveMethod(Method):
         book.tensors["outer_scale"].copy_(1 / running(book, "outer").scale()[0])
         book.tensors["outer_shift"].copy_(shift)
 
-    def bits(self, c: Options, num_embeddings: int, embedding_dim: int) -> int:
+    def bits(self, c: AO, num_embeddings: int, embedding_dim: int) -> int:
         width = c.code_width or embedding_dim
         numbers = c.D * c.K * width + embedding_dim
         if width != embedding_dim:
             numbers += width * embedding_dim
         return num_embeddings * c.D * (c.K - 1).bit_length() + 32 * numbers
 
-    def compact(
-        self, book: Codebook, c: Options, codes: Tensor | None, wanted: Wanted
-    ) -> AdditiveEmbedding:
+    def learned(self, book: Codebook, c: AO, codes: Tensor | None) -> dict[str, Tensor]:
         assert codes is not None
-        kind = wanted.dtype or book.values.dtype
-        values, matrix, bias = (part.to(kind) for part in self.folded(book, c))
-        return AdditiveEmbedding.from_codes(codes, values, matrix, bias, wanted.padding_idx)
+        values, matrix, bias = self.folded(book, c)
+        return {"codes": codes, "values": values, "matrix": matrix, "bias": bias}
 
-    def describe(self, c: Options) -> str:
+    def describe(self, c: AO) -> str:
         width = f" width {c.code_width}" if c.code_width else ""
         return f"{self.name} K={c.K} D={c.D}{width}"
 
-    def extra_repr(self, c: Options) -> str:
+    def extra_repr(self, c: AO) -> str:
         width = f", code_width={c.code_width}" if c.code_width else ""
         return f"K={c.K}, D={c.D}{width}, method={self.name}"
 
@@ -169,7 +184,7 @@ def normalized(x: Tensor, name: str, book: Codebook, moments: Moments) -> Tensor
     """Batch norm without affine part; the batch's statistics are put into `moments`. A single row
     has no spread, and is normalised by the running ones."""
     if len(x) < 2:
-        stats = running(book, name).clone()
+        stats = running(book, name).detach()
         return (x - stats.mean) * stats.scale()
     out, moments[name] = batch_normalize(x.unsqueeze(1), False)
     return out.squeeze(1)

@@ -8,19 +8,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fairseq_dpq.files.reader import read_form
 from fairseq_dpq.forms import FORMS
-from fairseq_dpq.forms.files import from_file
 
 
 def read_codes(file: str, shape: tuple[int, ...], K: int) -> Tensor:
     """The codes (n, D) of a file of fairseq-dpq-export; ValueError if they do not fit."""
     if not Path(file).is_file():
         raise ValueError(f"there is no file of codes {file}")
-    form = from_file(file, FORMS)
-    unpacked = getattr(form, "unpacked_codes", None)
-    if unpacked is None:
+    form = read_form(file, FORMS)
+    codes = form.unpacked_codes()
+    if codes is None:
         raise ValueError(f"{file} holds a table of kind {form.kind}, which has no codes")
-    codes = unpacked()
     if tuple(codes.shape) != shape:
         raise ValueError(
             f"{file} has {codes.shape[1]} codes for each of {codes.shape[0]} rows; this table has "

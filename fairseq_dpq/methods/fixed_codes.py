@@ -3,37 +3,41 @@ and Nakayama (2018), whose first step is `fairseq-dpq-quantize --form additive_c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from fairseq_dpq.codebook import Codebook, Step
-from fairseq_dpq.initialization import Trained
-from fairseq_dpq.methods.additive import AdditiveMethod, added
-from fairseq_dpq.methods.base import Need, Options, Say
+from fairseq_dpq.config import option
+from fairseq_dpq.methods.additive import AdditiveMethod, AdditiveOptions, added
 from fairseq_dpq.methods.files import read_codes
 from fairseq_dpq.methods.random_codes import StoredCodes
-from fairseq_dpq.statistics import Shapes
+from fairseq_dpq.training.codebook import Codebook, TrainOutput
+from fairseq_dpq.training.initialization import Trained
+from fairseq_dpq.training.trackers import Shapes
 
 
-class FixedCodes(AdditiveMethod, StoredCodes):
+@dataclass
+class FixedOptions(AdditiveOptions):
+    codes: str = option(None, "file of fairseq-dpq-export that has the codes of the table")
+
+
+class FixedCodes(AdditiveMethod[FixedOptions], StoredCodes[FixedOptions]):
     """`query` (n, D) holds the codes, the rest is trained."""
 
     name = "fixed_codes"
-    options = ("K", "D", "code_width", "codes")
+    summary = "kd_codes with the codes of a file (Shu and Nakayama, 2018)"
+    options = FixedOptions
 
-    def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
-        AdditiveMethod.validate(self, c, embedding_dim, need, say)
-        StoredCodes.validate(self, c, embedding_dim, need, say)
-
-    def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
+    def shapes(self, c: FixedOptions, num_embeddings: int, embedding_dim: int) -> Shapes:
         own = super().shapes(c, num_embeddings, embedding_dim)
         return {"query": (num_embeddings, c.D), **own}
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
+    def initialize(self, parameters: dict[str, Tensor], c: FixedOptions, tied: bool) -> None:
         """Random codes until a file is read."""
         AdditiveMethod.initialize(self, parameters, c, tied)
         StoredCodes.initialize(self, parameters, c, tied)
 
-    def take_files(self, book: Codebook, c: Options, path: str) -> None:
+    def load_option_files(self, book: Codebook, c: FixedOptions, path: str) -> None:
         if not c.codes:
             raise ValueError(
                 "method fixed_codes needs a file of codes; fairseq-dpq-quantize --form "
@@ -41,14 +45,14 @@ class FixedCodes(AdditiveMethod, StoredCodes):
             )
         book.query.data.copy_(read_codes(c.codes, tuple(book.query.shape), c.K))
 
-    def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+    def train(self, rows: Tensor, book: Codebook, c: FixedOptions) -> TrainOutput:
         codes = self.codes(rows, book, c)
         out, moments = self.compose(added(None, book.values.float(), codes), book, c)
-        return Step(out, codes=codes, moments=moments)
+        return TrainOutput(out, codes=codes, moments=moments)
 
-    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: FixedOptions) -> Tensor:
         return self.rebuild_sums(None, codes, book, c)
 
-    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
+    def start_from_table(self, book: Codebook, c: FixedOptions, trained: Trained) -> None:
         codes = self.codes(book.query[trained.real], book, c)
         self.fit(book, c, trained.table[trained.real], codes)

@@ -3,33 +3,46 @@ and a linear map the row; with or without distillation from a trained table."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_dpq.codebook import Codebook, Penalty, Step
-from fairseq_dpq.codes import best_codes
+from fairseq_dpq.config import option
 from fairseq_dpq.forms.additive_learning import STEPS, learn_codes
-from fairseq_dpq.initialization import Trained
-from fairseq_dpq.methods.additive import AdditiveMethod, added
-from fairseq_dpq.methods.base import START, Need, Options, Say
+from fairseq_dpq.methods.additive import AdditiveMethod, AdditiveOptions, added
+from fairseq_dpq.methods.base import START
 from fairseq_dpq.methods.files import read_table
-from fairseq_dpq.normalization import batch_normalize, normalize
-from fairseq_dpq.statistics import ResponseStatistics, Shapes, Tracker
+from fairseq_dpq.training.codebook import Codebook, RegularizerTerm, TrainOutput
+from fairseq_dpq.training.codes import best_codes
+from fairseq_dpq.training.initialization import Trained
+from fairseq_dpq.training.normalization import batch_normalize, normalize
+from fairseq_dpq.training.trackers import ResponseStatistics, Shapes, Tracker
 
 
-class KDCodes(AdditiveMethod):
+@dataclass
+class KDOptions(AdditiveOptions):
+    distill_from: str = option(
+        None, "full checkpoint whose table the embeddings are drawn to", shapes=True
+    )
+    distill_weight: float = option(
+        1000.0,
+        "weight of the squared distance from the table of --dpq-distill-from",
+        valid=lambda w: w >= 0,
+        right="must not be negative; try 1000",
+    )
+
+
+class KDCodes(AdditiveMethod[KDOptions]):
     """`query` (n, D * K) are the logits. Batch norm over tokens and groups, with `logit_scale` and
     `logit_shift` (K,), makes of them the responses. `guide` (n, d) is the table to distil from."""
 
     name = "kd_codes"
-    options = ("K", "D", "code_width", "distill_from", "distill_weight")
+    summary = "free logits, mean of code vectors, linear map (Chen et al., 2018)"
+    options = KDOptions
 
-    def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
-        super().validate(c, embedding_dim, need, say)
-        need(c.distill_weight >= 0, "distill_weight", "must not be negative; try 1000")
-
-    def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
+    def shapes(self, c: KDOptions, num_embeddings: int, embedding_dim: int) -> Shapes:
         own = super().shapes(c, num_embeddings, embedding_dim)
         shapes: Shapes = {"query": (num_embeddings, c.D * c.K), **own}
         shapes.update(logit_scale=(c.K,), logit_shift=(c.K,))
@@ -37,13 +50,13 @@ class KDCodes(AdditiveMethod):
             shapes["guide"] = (num_embeddings, embedding_dim)
         return shapes
 
-    def constants(self, c: Options) -> tuple[str, ...]:
+    def constants(self, c: KDOptions) -> tuple[str, ...]:
         return ("guide",) if c.distill_from else ()
 
-    def trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
+    def trackers(self, c: KDOptions, shapes: Shapes) -> list[Tracker]:
         return [ResponseStatistics(1, c.K), *super().trackers(c, shapes)]
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
+    def initialize(self, parameters: dict[str, Tensor], c: KDOptions, tied: bool) -> None:
         super().initialize(parameters, c, tied)
         # Small, so that one update can change a code; as the queries of sx.
         parameters["query"].normal_(0, START)
@@ -52,16 +65,16 @@ class KDCodes(AdditiveMethod):
         if "guide" in parameters:
             parameters["guide"].zero_()
 
-    def take_files(self, book: Codebook, c: Options, path: str) -> None:
+    def load_option_files(self, book: Codebook, c: KDOptions, path: str) -> None:
         if c.distill_from:
             guide = book.tensors["guide"]
             guide.data.copy_(read_table(c.distill_from, path, tuple(guide.shape)))
 
-    def first_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
+    def first_statistics(self, book: Codebook, c: KDOptions, real: Tensor) -> None:
         self._logit_statistics(book, c, real)
         super().first_statistics(book, c, real)
 
-    def _logit_statistics(self, book: Codebook, c: Options, real: Tensor) -> None:
+    def _logit_statistics(self, book: Codebook, c: KDOptions, real: Tensor) -> None:
         assert book.stats is not None
         logits = book.query[real].view(-1, c.K).float()
         var, mean = torch.var_mean(logits, 0, unbiased=False)
@@ -72,11 +85,12 @@ class KDCodes(AdditiveMethod):
         scale, shift = (book.tensors[f"logit_{name}"].float() for name in ("scale", "shift"))
         return normed * scale + shift
 
-    def _running_response(self, rows: Tensor, book: Codebook, c: Options) -> Tensor:
+    def _running_response(self, rows: Tensor, book: Codebook, c: KDOptions) -> Tensor:
         logits = rows.float().view(-1, c.D, c.K)
+        assert book.stats is not None
         return self._response(normalize(logits, book.stats), book)
 
-    def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+    def train(self, rows: Tensor, book: Codebook, c: KDOptions) -> TrainOutput:
         logits = rows.float().view(-1, c.D, c.K)
         stats = None
         if len(logits) < 2:
@@ -86,24 +100,24 @@ class KDCodes(AdditiveMethod):
             response = self._response(normed, book)
         codes = best_codes(response.detach())
         out, moments = self.compose(added(response, book.values.float(), codes), book, c)
-        penalty = None
+        regularizer = None
         if c.distill_from and torch.is_grad_enabled() and len(out):
             assert book.tokens is not None
             wanted = F.embedding(book.tokens, book.tensors["guide"]).float()
             error = (out - wanted).pow(2).mean(1).sum()
-            penalty = Penalty(c.distill_weight * error, error.detach(), len(out))
-        return Step(out, codes=codes, stats=stats, penalty=penalty, moments=moments)
+            regularizer = RegularizerTerm(c.distill_weight * error, error.detach(), len(out))
+        return TrainOutput(out, codes=codes, stats=stats, regularizer=regularizer, moments=moments)
 
-    def codes(self, rows: Tensor, book: Codebook, c: Options) -> Tensor:
+    def codes(self, rows: Tensor, book: Codebook, c: KDOptions) -> Tensor:
         with torch.no_grad():
             return self._running_response(rows, book, c).argmax(-1)
 
-    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: KDOptions) -> Tensor:
         grad = torch.is_grad_enabled()
         response = self._running_response(rows, book, c) if grad else None
         return self.rebuild_sums(response, codes, book, c)
 
-    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
+    def start_from_table(self, book: Codebook, c: KDOptions, trained: Trained) -> None:
         table, real = trained.table, trained.real
         codes, _ = learn_codes(table, c.K, c.D, real, STEPS, trained.seed, trained.progress)
         # A logit above the others of its group; batch norm keeps its lead.

@@ -2,55 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from fairseq_dpq.codebook import Codebook, Step
-from fairseq_dpq.forms.base import Wanted
-from fairseq_dpq.forms.low_rank import LowRankEmbedding, factorize
-from fairseq_dpq.initialization import Trained
-from fairseq_dpq.methods.base import Method, Need, Options, Say
-from fairseq_dpq.statistics import Shapes
+from fairseq_dpq.config import option
+from fairseq_dpq.forms.low_rank import factorize
+from fairseq_dpq.methods.base import Method, MethodOptions, Need
+from fairseq_dpq.training.codebook import Codebook, TrainOutput
+from fairseq_dpq.training.initialization import Trained
+from fairseq_dpq.training.trackers import Shapes
 
 
-class LowRank(Method):
+@dataclass
+class LowRankOptions(MethodOptions):
+    rank: int = option(
+        0,
+        "columns of the narrow table; gives the ratio d / rank",
+        valid=lambda rank: rank >= 1,
+        right="method low_rank needs a rank of 1 or more; try 32",
+        shapes=True,
+    )
+
+
+class LowRank(Method[LowRankOptions]):
     """`query` (n, r) is the narrow table, `values` (r, d) the matrix. There are no codes."""
 
     name = "low_rank"
-    options = ("rank",)
+    summary = "no codes, a narrow table times a matrix"
+    options = LowRankOptions
     switch = "rank"
     has_codes = False
+    forms = ("low_rank",)
+    splits_rows = False
 
-    def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
-        need(c.rank >= 1, "rank", "method low_rank needs a rank of 1 or more; try 32")
+    def validate(self, c: LowRankOptions, embedding_dim: int | None, need: Need) -> None:
         if embedding_dim is not None:
             need(c.rank <= embedding_dim, "rank", f"exceeds the embedding size {embedding_dim}")
 
-    def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
+    def shapes(self, c: LowRankOptions, num_embeddings: int, embedding_dim: int) -> Shapes:
         return {"query": (num_embeddings, c.rank), "values": (c.rank, embedding_dim)}
 
-    def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
-        return Step(rows.float() @ book.values.float())
+    def train(self, rows: Tensor, book: Codebook, c: LowRankOptions) -> TrainOutput:
+        return TrainOutput(rows.float() @ book.values.float())
 
-    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: LowRankOptions) -> Tensor:
         return rows.float() @ book.values.float()
 
-    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
+    def start_from_table(self, book: Codebook, c: LowRankOptions, trained: Trained) -> None:
         left, right = factorize(trained.table * trained.real.unsqueeze(1), c.rank)
         book.query.copy_(left)
         book.values.copy_(right)
 
-    def bits(self, c: Options, num_embeddings: int, embedding_dim: int) -> int:
+    def bits(self, c: LowRankOptions, num_embeddings: int, embedding_dim: int) -> int:
         return 32 * c.rank * (num_embeddings + embedding_dim)
 
-    def compact(
-        self, book: Codebook, c: Options, codes: Tensor | None, wanted: Wanted
-    ) -> LowRankEmbedding:
-        left, right = book.query.detach(), book.values.detach()
-        kind = wanted.dtype or left.dtype
-        return LowRankEmbedding.from_factors(left.to(kind), right.to(kind), wanted.padding_idx)
+    def learned(self, book: Codebook, c: LowRankOptions, codes: Tensor | None) -> dict[str, Tensor]:
+        return {"left": book.query.detach(), "right": book.values.detach()}
 
-    def describe(self, c: Options) -> str:
+    def describe(self, c: LowRankOptions) -> str:
         return f"low_rank r={c.rank}"
 
-    def extra_repr(self, c: Options) -> str:
+    def extra_repr(self, c: LowRankOptions) -> str:
         return f"rank={c.rank}, method={self.name}"

@@ -2,57 +2,73 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from fairseq_dpq.codebook import Codebook, Step
-from fairseq_dpq.codes import by_group, look_up
-from fairseq_dpq.initialization import Trained
-from fairseq_dpq.kmeans import means
-from fairseq_dpq.methods.base import Method, Need, Options, ProductMethod, Say
-from fairseq_dpq.statistics import Shapes
+from fairseq_dpq.methods.base import (
+    CO,
+    Method,
+    Need,
+    ProductMethod,
+    ProductOptions,
+)
+from fairseq_dpq.training.codebook import Codebook, TrainOutput
+from fairseq_dpq.training.codes import by_group, look_up
+from fairseq_dpq.training.initialization import Trained
+from fairseq_dpq.training.kmeans import means
+from fairseq_dpq.training.trackers import Shapes
 
 MAX_STORED = 256  # bfloat16 holds whole numbers up to here
 
 
-class StoredCodes(Method):
+class StoredCodes(Method[CO]):
     """Codes that no gradient moves: `query` (n, D) holds the codes themselves.
 
     As floating-point numbers, because averaging of weights and half precision take nothing else.
     """
 
-    def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
-        need(c.K <= MAX_STORED, "K", f"stored codes are below {MAX_STORED}; take a smaller K")
+    def validate(self, c: CO, embedding_dim: int | None, need: Need) -> None:
+        need(
+            (c.K or 0) <= MAX_STORED, "K", f"stored codes are below {MAX_STORED}; take a smaller K"
+        )
 
-    def constants(self, c: Options) -> tuple[str, ...]:
+    def constants(self, c: CO) -> tuple[str, ...]:
         return ("query",)
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
+    def initialize(self, parameters: dict[str, Tensor], c: CO, tied: bool) -> None:
         query = parameters["query"]
         query.copy_(torch.randint(c.K, query.shape, device=query.device))
 
-    def codes(self, rows: Tensor, book: Codebook, c: Options) -> Tensor:
+    def codes(self, rows: Tensor, book: Codebook, c: CO) -> Tensor:
         return rows.detach().long()
 
 
-class RandomCodes(StoredCodes, ProductMethod):
+@dataclass
+class RandomOptions(ProductOptions):
+    pass
+
+
+class RandomCodes(StoredCodes[RandomOptions], ProductMethod[RandomOptions]):
     """Rows put together from values (G, K, d/D), as those of sx and vq."""
 
     name = "random_codes"
-    options = ("K", "D", "share_subspaces")
+    summary = "codes drawn once and kept, values trained"
+    options = RandomOptions
 
-    def shapes(self, c: Options, num_embeddings: int, embedding_dim: int) -> Shapes:
+    def shapes(self, c: RandomOptions, num_embeddings: int, embedding_dim: int) -> Shapes:
         groups = 1 if c.share_subspaces else c.D
         return {"query": (num_embeddings, c.D), "values": (groups, c.K, embedding_dim // c.D)}
 
-    def train(self, rows: Tensor, book: Codebook, c: Options) -> Step:
+    def train(self, rows: Tensor, book: Codebook, c: RandomOptions) -> TrainOutput:
         codes = self.codes(rows, book, c)
-        return Step(look_up(book.values.float(), codes).flatten(1), codes=codes)
+        return TrainOutput(look_up(book.values.float(), codes).flatten(1), codes=codes)
 
-    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: RandomOptions) -> Tensor:
         return look_up(book.values.float(), codes).flatten(1)
 
-    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
+    def start_from_table(self, book: Codebook, c: RandomOptions, trained: Trained) -> None:
         """The values nearest to the table with these codes: means of its parts."""
         table, real = trained.table, trained.real
         groups, K, _ = book.values.shape

@@ -2,186 +2,109 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fairseq_dpq import initialization
-from fairseq_dpq.averages import CentroidAverage
-from fairseq_dpq.codebook import Codebook, Penalty, Step
-from fairseq_dpq.codes import look_up
-from fairseq_dpq.initialization import Clusters, Trained
-from fairseq_dpq.kmeans import means
-from fairseq_dpq.methods.base import KeyedMethod, Need, Options, Say, half_scale
-from fairseq_dpq.statistics import Shapes, Tracker
+from fairseq_dpq.config import option
+from fairseq_dpq.methods.base import TableUse
+from fairseq_dpq.methods.keyed import KeyedMethod, KeyedOptions
+from fairseq_dpq.training.codebook import Codebook, RegularizerTerm
+from fairseq_dpq.training.codes import look_up
+from fairseq_dpq.training.initialization import reseed_keys
+from fairseq_dpq.training.trackers import CentroidAverage, Shapes, Tracker
 
 _TINY = 1e-12
 
 
-class VQ(KeyedMethod):
-    """Centroid-based: the keys are the values, moved by a regulariser or by an average."""
+@dataclass
+class VQOptions(KeyedOptions):
+    regularizer_weight: float = option(
+        None,
+        "weight of the regulariser that moves the centroids (default: 1 / embedding size, so that "
+        "they follow the mean error of a dimension)",
+        valid=lambda w: w >= 0,
+        right="must not be negative; try 0.005",
+        needs="schedule=paper",
+    )
+    commitment: float = option(
+        None,
+        "weight of the term that draws queries to their centroids (default: 0.5; 0 with "
+        "--dpq-schedule paper)",
+        valid=lambda w: w >= 0,
+        right="must not be negative; try 0.5",
+    )
+    ema_decay: float = option(
+        None,
+        "decay of the moving average that the centroids follow (default: 0.99)",
+        valid=lambda decay: 0 < decay < 1,
+        right="must be between 0 and 1; try 0.99",
+        needs="schedule=warmup",
+    )
+    rotation_trick: bool = option(
+        False, "pass the gradient through the rotation from query to centroid"
+    )
+
+
+class VQ(KeyedMethod[VQOptions]):
+    """Centroid-based: the keys are the values, moved by an average, or by the regulariser."""
 
     name = "vq"
-    options = (*KeyedMethod.options, "reg_weight", "commitment", "ema_decay", "rotation_trick")
-    default_distance = "euclidean"
+    summary = "centroid-based, keys are the values"
+    options = VQOptions
     regularized = True
-    collapse_hints = ("--dpq-rotation-trick",)
+    drawn = ("query", "values")
 
-    def validate(self, c: Options, embedding_dim: int | None, need: Need, say: Say) -> None:
-        need(
-            c.distance in (None, "euclidean"),
-            "distance",
-            "vq compares by euclidean distance only; leave it out, or use " + say("method", "sx"),
-        )
-        need(
-            c.reg_weight is None or c.reg_weight >= 0,
-            "reg_weight",
-            "must not be negative; try 1.0",
-        )
-        need(
-            c.commitment is None or c.commitment >= 0,
-            "commitment",
-            "must not be negative; try 0.5",
-        )
-        need(
-            c.ema_decay is None or 0 <= c.ema_decay < 1,
-            "ema_decay",
-            "must be in [0, 1); try 0.99, or 0 for off",
-        )
-        if embedding_dim is not None:
-            size = embedding_dim // c.D
-            need(
-                c.key_dim in (None, size),
-                "key_dim",
-                f"the keys of vq are its values, of size {size} (embedding size / D); leave it "
-                "out, or use " + say("method", "sx"),
-            )
+    def defaults(self, c: VQOptions, use: TableUse) -> dict[str, Any]:
+        own = super().defaults(c, use)
+        if own["schedule"] == "paper":
+            return {**own, "regularizer_weight": 1 / use.embedding_dim, "commitment": 0.0}
+        return {**own, "ema_decay": 0.99, "commitment": 0.5}
 
-    def defaults(self, c: Options, tied: bool, max_update: int) -> dict[str, Any]:
-        # The nearest centroid gives the code; normalised distances often prefer another.
-        own = {
-            "reg_weight": 1.0,
-            "commitment": 0.5,
-            # A weight of the regulariser is asked for by those who want it to move the centroids.
-            "ema_decay": 0.99 if c.reg_weight is None else 0.0,
-            "normalize": c.batch_stats,
-        }
-        return {**super().defaults(c, tied, max_update), **own}
+    def collapse_hints(self, c: VQOptions) -> list[tuple[str, Any]]:
+        own: list[tuple[str, Any]] = [] if c.rotation_trick else [("rotation_trick", True)]
+        return [*super().collapse_hints(c), *own]
 
-    def initialize(self, parameters: dict[str, Tensor], c: Options, tied: bool) -> None:
-        """Queries at half the scale of the table that they replace, and centroids among them.
+    def start_scale(self, half: float, tied: bool) -> float:
+        # There is no softmax to keep flat as in sx, and rows that start too small are slow to
+        # learn: the inputs of a Transformer add positions to them. Centroids start among the
+        # queries: far from them, one or two would take all.
+        return half
 
-        There is no softmax to keep flat as in sx, and rows that start too small are slow to learn:
-        the inputs of a Transformer add positions to them, and a tied output multiplies by them.
-        A whole random start is more than codes should have to spell out. Far from the queries, one
-        or two centroids would take all.
-        """
-        scale = half_scale(parameters["query"])
-        self._draw([parameters["query"], parameters["values"]], scale, c)
+    def constants(self, c: VQOptions) -> tuple[str, ...]:
+        return () if c.by_paper else ("values",)
 
-    def constants(self, c: Options) -> tuple[str, ...]:
-        return ("values",) if c.ema_decay else ()
-
-    def _own_trackers(self, c: Options, shapes: Shapes) -> list[Tracker]:
+    def average(self, c: VQOptions, shapes: Shapes) -> Tracker:
         groups, K, size = shapes["values"]
-        return [CentroidAverage(groups, K, size, c.ema_decay)] if c.ema_decay else []
+        return CentroidAverage(groups, K, size, c.ema_decay)
 
-    def _train_by_responses(self, rows: Tensor, book: Codebook, c: Options) -> Step:
-        q = self.by_group(rows, c)
-        keys, _ = book.float()
-        with torch.no_grad():
-            _, codes, batch = self._assign(q, keys, book, c)
-        out = self.rebuild(rows, codes, book, c)
-        return Step(out, q.detach(), codes, batch, self._penalty(q, codes, book, c))
-
-    def _penalty(self, q: Tensor, codes: Tensor, book: Codebook, c: Options) -> Penalty | None:
+    def regularizer(
+        self, q: Tensor, codes: Tensor, book: Codebook, c: VQOptions
+    ) -> RegularizerTerm | None:
         if not torch.is_grad_enabled() or not q.shape[0]:
             return None
         # Sums over the dimensions of a row: a weight then means the same whatever their number.
-        _, values = book.float()
-        centroid = look_up(values, codes)
+        centroid = look_up(book.values.float(), codes)
         total = q.new_zeros(())
         error = (centroid - q.detach()).pow(2).sum()
-        if not c.ema_decay:  # with weight 0 too: DDP wants a gradient of each parameter
-            total = total + c.reg_weight * error
+        if c.by_paper:  # with weight 0 too: DDP wants a gradient of each parameter
+            total = total + c.regularizer_weight * error
         if c.commitment:
             total = total + c.commitment * (centroid.detach() - q).pow(2).sum()
-        return Penalty(total, error.detach() / q[0].numel(), q.shape[0])
+        return RegularizerTerm(total, error.detach() / q[0].numel(), q.shape[0])
 
-    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: Options) -> Tensor:
-        _, values = book.float()
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: VQOptions) -> Tensor:
+        values = book.values.float()
         out = look_up(values, codes)
         if torch.is_grad_enabled():
             out = straight_through(self.by_group(rows, c), out, values, c.rotation_trick)
         return out.flatten(1)
 
     def reseed(self, book: Codebook, dead: Tensor, query: Tensor, codes: Tensor) -> None:
-        initialization.reseed_keys(book, dead, query)
-
-    def start_from_table(self, book: Codebook, c: Options, trained: Trained) -> None:
-        groups, K, _ = book.values.shape
-        found = initialization.cluster_table(trained, groups, K, c.D)
-        book.values.copy_(found.centroids)
-        book.query.copy_(trained.table)
-        self._vocabulary_statistics(book, c, trained.real)
-        if c.normalize:
-            self._settle(book, c, found, trained.real)
-
-    @torch.no_grad()
-    def start_from_plain(self, book: Codebook, c: Options, trained: Trained) -> None:
-        groups, K, _ = book.values.shape
-        found = initialization.cluster_table(trained, groups, K, c.D)
-        book.values.copy_(found.centroids)
-        self._vocabulary_statistics(book, c, trained.real)
-
-    def _settle(self, book: Codebook, c: Options, found: Clusters, real: Tensor) -> None:
-        """Make normalised distances give the codes that k-means gave, as nearly as they can.
-
-        Normalised distances prefer other centroids than the nearest. First the queries that got
-        another code are drawn to their centroids, then all. Where that is not enough, as with
-        groups of one or two dimensions, centroids become the means of what they do get, while
-        that helps.
-        """
-        groups, K, _ = book.values.shape
-        table = book.query.detach().clone()
-        best = (float("inf"), table, book.values.detach().clone())
-
-        def codes_now() -> Tensor:
-            return initialization.grouped_codes(self._table_codes(book, c), groups, found.rows)
-
-        def take_if_better() -> None:
-            nonlocal best
-            self._vocabulary_statistics(book, c, real)
-            triples = zip(found.points, book.values.float(), codes_now())
-            error = sum(float((p - v[k]).pow(2).sum()) for p, v, k in triples)
-            if error < best[0]:
-                best = (error, book.query.detach().clone(), book.values.detach().clone())
-
-        take_if_better()
-        for share, all_rows in (
-            (0.5, False),
-            (0.5, False),
-            (0.5, False),
-            (1.0, False),
-            (1.0, True),
-        ):
-            got = self._table_codes(book, c)
-            if torch.equal(got[real], found.codes[real]):
-                return
-            wanted = found.codes if all_rows else found.codes.masked_fill(got == found.codes, -1)
-            initialization.pull_queries(book, book.values, wanted, share)
-            take_if_better()
-        book.query.copy_(table)
-        self._vocabulary_statistics(book, c, real)
-        for _ in range(10):
-            mean, mass = means(found.points, codes_now(), K)
-            book.values.copy_(torch.where((mass > 0).unsqueeze(-1), mean, book.values.float()))
-            take_if_better()
-        book.query.copy_(best[1])
-        book.values.copy_(best[2])
-        self._vocabulary_statistics(book, c, real)
+        reseed_keys(book, dead, query)
 
 
 # Gradients ----------------------------------------------------------------------------------------

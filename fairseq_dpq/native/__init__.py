@@ -1,6 +1,7 @@
 """The native library: lookup, logits, codes and packing in C, with PyTorch as the reference."""
 
 from fairseq_dpq.native import library
+from fairseq_dpq.native.clusters import centroid_sums, first_centroids, nearest
 from fairseq_dpq.native.functions import (
     codes,
     gpu_codes,
@@ -10,15 +11,19 @@ from fairseq_dpq.native.functions import (
     unpack,
 )
 from fairseq_dpq.native.library import describe
-from fairseq_dpq.native.table import VALUE_TYPES, Table, table
+from fairseq_dpq.native.table import VALUE_TYPES, Table, Tiers, table
 
 __all__ = [
     "VALUE_TYPES",
     "Table",
+    "Tiers",
     "available",
+    "centroid_sums",
     "codes",
     "describe",
+    "first_centroids",
     "gpu_codes",
+    "nearest",
     "pack",
     "softmax_gradients",
     "table",

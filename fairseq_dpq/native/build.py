@@ -22,7 +22,7 @@ NAME = "libdpq.so"
 SHARED = ("dispatch.c", "threads.c")  # compiled once
 KERNELS = (
     *("lookup.c", "logits.c", "logits_permute.c", "codes.c", "gradients.c", "packing.c"),
-    "variant.c",
+    *("clusters.c", "variant.c"),
 )
 # Codes are defined by single rounded operations: no fused multiply-add, no reassociation.
 FLAGS = (

@@ -6,7 +6,6 @@
 #include "internal.h"
 
 #define TOKENS 64 /* handled at once; their queries lie dimension by dimension */
-#define TINY 1e-12f /* the smallest norm that cosine divides by */
 
 static inline __attribute__((always_inline)) float term(float q, float k, int euclidean) {
     float difference = q - k;
@@ -120,24 +119,6 @@ static int32_t code_with_nan(const float *q, const float *keys, int64_t K, int64
     return code;
 }
 
-/* Divide queries (key_dim, TOKENS) by their norms. */
-static void normalize(float *restrict q, int64_t key_dim) {
-    float norm[TOKENS];
-    for (int t = 0; t < TOKENS; t++) norm[t] = q[t] * q[t];
-    for (int64_t i = 1; i < key_dim; i++) {
-        for (int t = 0; t < TOKENS; t++) {
-            norm[t] = norm[t] + q[i * TOKENS + t] * q[i * TOKENS + t];
-        }
-    }
-    for (int t = 0; t < TOKENS; t++) {
-        norm[t] = sqrtf(norm[t]);
-        norm[t] = norm[t] < TINY ? TINY : norm[t];
-    }
-    for (int64_t i = 0; i < key_dim; i++) {
-        for (int t = 0; t < TOKENS; t++) q[i * TOKENS + t] = q[i * TOKENS + t] / norm[t];
-    }
-}
-
 static void store(const dpq_query *job, int64_t token, int64_t group, int64_t count,
                   const int32_t *code) {
     int64_t at = token * job->D + group;
@@ -167,7 +148,6 @@ int64_t DPQ_NAME(dpq_codes_rows)(const void *argument, int64_t start, int64_t st
             for (int64_t t = 0; t < count; t++) {
                 for (int64_t i = 0; i < key_dim; i++) q[i * TOKENS + t] = rows[t * job->stride + i];
             }
-            if (job->distance == DPQ_COSINE) normalize(q, key_dim);
             const float *keys = job->keys + (job->G > 1 ? j * K * key_dim : 0);
             const float *mean = NULL, *scale = NULL;
             if (job->mean) {

@@ -1,5 +1,4 @@
 /* The exported functions: arguments are checked here, once per call; kernels trust them. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "internal.h"
@@ -74,12 +73,79 @@ int64_t dpq_prepare(dpq_table *table) {
 int64_t dpq_lookup(const dpq_table *table, const void *indices, int64_t count, int32_t index_bytes,
                    void *out, int32_t threads) {
     if (count <= 0) return 0;
+    if (!indices || !out || (index_bytes != 4 && index_bytes != 8)) return DPQ_BAD_TABLE;
     const dpq_kernels *set = kernels();
     int64_t bad = set->check_indices(indices, count, index_bytes, table->n);
     if (bad >= 0) return -1 - bad;
     dpq_lookup_job job = {table, indices, out, index_bytes};
     int64_t grain = GRAIN_BYTES / (table->D * table->size * dpq_element_bytes(table)) + 1;
     return dpq_parallel(set->lookup, &job, count, grain, threads);
+}
+
+typedef struct {
+    const dpq_tiers *tiers;
+    const uint8_t *indices;
+    uint8_t *out;
+    int64_t out_bytes; /* of a row */
+    dpq_work lookup;
+    int32_t index_bytes;
+} tiers_job;
+
+/* The table of a row and its place there, or -1 if the order has no such place. */
+static inline int64_t place_of(const dpq_tiers *tiers, int64_t index, const dpq_table **table) {
+    int64_t slot = tiers->slot ? tiers->slot[index] : index;
+    if (slot < 0 || slot >= tiers->first[tiers->count]) return -1;
+    int32_t t = 0;
+    while (slot >= tiers->first[t + 1]) t++;
+    *table = tiers->tables[t];
+    if ((*table)->n == 1) return 0;
+    slot -= tiers->first[t];
+    return slot < (*table)->n ? slot : -1;
+}
+
+static int64_t lookup_in_tiers(const void *argument, int64_t start, int64_t stop) {
+    const tiers_job *job = argument;
+    const dpq_tiers *tiers = job->tiers;
+    for (int64_t i = start; i < stop; i++) {
+        const dpq_table *table;
+        if (i + 8 < stop) {
+            int64_t next = place_of(tiers, dpq_index(job->indices, i + 8, job->index_bytes), &table);
+            if (next >= 0) {
+                const uint8_t *row = table->codes + next * table->row_bytes;
+                for (int64_t at = 0; at < table->row_bytes; at += 64) __builtin_prefetch(row + at);
+            }
+        }
+        int64_t index = dpq_index(job->indices, i, job->index_bytes);
+        uint8_t *out = job->out + i * job->out_bytes;
+        if (index == tiers->padding) {
+            memset(out, 0, (size_t)job->out_bytes);
+            continue;
+        }
+        int64_t place = place_of(tiers, index, &table);
+        if (place < 0) return DPQ_BAD_TABLE;
+        dpq_lookup_job one = {table, (const uint8_t *)&place, out, 8};
+        int64_t code = job->lookup(&one, 0, 1);
+        if (code) return code < 0 ? code : 1 + index;
+    }
+    return 0;
+}
+
+int64_t dpq_lookup_tiers(const dpq_tiers *tiers, const void *indices, int64_t count,
+                         int32_t index_bytes, void *out, int32_t threads) {
+    if (count <= 0) return 0;
+    if (!indices || !out || (index_bytes != 4 && index_bytes != 8)) return DPQ_BAD_TABLE;
+    if (!tiers || !tiers->tables || !tiers->first || tiers->count < 1) return DPQ_BAD_TABLE;
+    const dpq_kernels *set = kernels();
+    int64_t bad = set->check_indices(indices, count, index_bytes, tiers->n);
+    if (bad >= 0) return -1 - bad;
+    const dpq_table *one = tiers->tables[0];
+    int64_t bytes = one->D * one->size * dpq_element_bytes(one);
+    for (int32_t t = 1; t < tiers->count; t++) {
+        const dpq_table *other = tiers->tables[t];
+        if (other->D * other->size * dpq_element_bytes(other) != bytes) return DPQ_BAD_TABLE;
+    }
+    tiers_job job = {tiers, indices, out, bytes, set->lookup, index_bytes};
+    return dpq_parallel(lookup_in_tiers, &job, count, GRAIN_BYTES / bytes + 1, threads);
 }
 
 /* Rows [0, lanes) of h (lanes, d) side by side: (d, width). */
@@ -92,6 +158,7 @@ static void interleave(const float *h, int64_t lanes, int64_t d, int64_t width, 
 int64_t dpq_logits(const dpq_table *table, const float *h, int64_t batch, float *out,
                    int32_t threads) {
     if (batch <= 0 || table->n == 0) return 0;
+    if (!h || !out) return DPQ_BAD_TABLE;
     const dpq_kernels *set = kernels();
     int64_t d = table->D * table->size, n = table->n, codes = table->largest + 1;
     int permute = set->logits_permute && table->code_bytes < 2 && codes <= 64;
@@ -140,48 +207,30 @@ int64_t dpq_logits(const dpq_table *table, const float *h, int64_t batch, float 
     return result;
 }
 
-/* Keys divided by their norms, in the order that defines codes. */
-static float *unit_keys(const dpq_query *query) {
-    int64_t rows = query->G * query->K, size = query->key_dim;
-    float *out = malloc((size_t)(rows * size) * sizeof(float));
-    if (!out) return NULL;
-    for (int64_t r = 0; r < rows; r++) {
-        const float *key = query->keys + r * size;
-        float total = key[0] * key[0];
-        for (int64_t i = 1; i < size; i++) total = total + key[i] * key[i];
-        float norm = sqrtf(total);
-        norm = norm < 1e-12f ? 1e-12f : norm;
-        for (int64_t i = 0; i < size; i++) out[r * size + i] = key[i] / norm;
-    }
-    return out;
-}
-
 int64_t dpq_codes(const dpq_query *query, int32_t threads) {
+    int32_t bytes = query->out_bytes;
     if (query->tokens < 0 || query->D < 1 || query->key_dim < 1 || query->K < 1 ||
         query->K > 32768 || (query->G != 1 && query->G != query->D) ||
+        !query->mean != !query->scale ||
         (query->mean && query->stat_groups != 1 && query->stat_groups != query->D) ||
-        query->stride < query->D * query->key_dim || (query->out_bytes == 1 && query->K > 256)) {
+        query->stride / query->D < query->key_dim || query->distance < DPQ_DOT ||
+        query->distance > DPQ_EUCLIDEAN || (bytes != 1 && bytes != 2 && bytes != 8) ||
+        (bytes == 1 && query->K > 256)) {
         return DPQ_BAD_TABLE;
     }
     if (query->tokens == 0) return 0;
-    dpq_query job = *query;
-    float *units = NULL;
-    if (job.distance == DPQ_COSINE) {
-        units = unit_keys(query);
-        if (!units) return DPQ_NO_MEMORY;
-        job.keys = units;
-    }
-    int64_t grain = (1 << 22) / (job.D * job.K * (job.key_dim + 4)) + 64;
-    int64_t result = dpq_parallel(kernels()->codes, &job, job.tokens, grain, threads);
-    free(units);
-    return result;
+    if (!query->query || !query->keys || !query->out) return DPQ_BAD_TABLE;
+    int64_t grain = (1 << 22) / (query->D * query->K * (query->key_dim + 4)) + 64;
+    return dpq_parallel(kernels()->codes, query, query->tokens, grain, threads);
 }
 
 int64_t dpq_softmax_gradients(const dpq_softmax *in, int32_t threads) {
     int64_t m = in->features_size, size = in->size, G = in->G, K = in->K;
     if (in->rows < 0 || in->D < 1 || m < 1 || size < 1 || K < 1 || K > 32768 ||
         (G != 1 && G != in->D) || m > 1 << 20 || size > 1 << 20 || in->D > 1 << 20 ||
-        in->stride < in->D * m || !in->grad_direction != !in->grad_offset) {
+        in->stride < in->D * m || !in->grad_direction != !in->grad_offset || !in->direction ||
+        !in->offset || !in->values || !in->grad_values ||
+        (in->rows && (!in->features || !in->codes || !in->grad || !in->grad_features))) {
         return DPQ_BAD_TABLE;
     }
     memset(in->grad_values, 0, (size_t)(G * K * size) * sizeof(float));
@@ -189,9 +238,55 @@ int64_t dpq_softmax_gradients(const dpq_softmax *in, int32_t threads) {
     return dpq_parallel(kernels()->softmax, in, G, grain, threads);
 }
 
+static int clusters_fit(const dpq_clusters *job) {
+    int32_t bytes = job->code_bytes;
+    return job->n >= 0 && job->D > 0 && job->size > 0 && job->K > 0 && job->K <= 32768 &&
+           (job->G == 1 || job->G == job->D) && job->stride >= 0 && job->group_stride >= 0 &&
+           job->D <= 1 << 20 && job->size <= 1 << 20 && (!job->n || job->points) &&
+           (bytes == 2 || bytes == 8 || (bytes == 1 && job->K <= 256));
+}
+
+int64_t dpq_nearest(const dpq_clusters *job, int32_t threads) {
+    if (!clusters_fit(job) || !job->centroids || (job->n && !job->codes)) return DPQ_BAD_TABLE;
+    int64_t chunks = (job->n + DPQ_CHUNK - 1) / DPQ_CHUNK, count = job->G * job->K;
+    float *half = malloc((size_t)count * sizeof(float));
+    double *error = job->error ? calloc((size_t)(chunks * job->D) + 1, sizeof(double)) : NULL;
+    int64_t result = half && (error || !job->error) ? 0 : DPQ_NO_MEMORY;
+    for (int64_t k = 0; k < count && !result; k++) {
+        const float *centroid = job->centroids + k * job->size;
+        float total = 0;
+        for (int64_t i = 0; i < job->size; i++) total = total + centroid[i] * centroid[i];
+        half[k] = total * -0.5f;
+    }
+    dpq_nearest_job all = {job, half, error};
+    int64_t grain = (1 << 21) / (DPQ_CHUNK * job->D * (job->K * (job->size + 2) + 64)) + 1;
+    if (!result) result = dpq_parallel(kernels()->nearest, &all, chunks, grain, threads);
+    for (int64_t i = 0; error && !result && i < chunks * job->D; i++) {
+        job->error[i % job->D] += error[i];
+    }
+    free(half);
+    free(error);
+    return result;
+}
+
+int64_t dpq_sums(const dpq_clusters *job, int32_t threads) {
+    if (!clusters_fit(job) || !job->sums || !job->mass || (job->n && !job->codes)) {
+        return DPQ_BAD_TABLE;
+    }
+    int64_t grain = (1 << 18) / (job->n * (job->size + 4) + 1) + 1;
+    return dpq_parallel(kernels()->sums, job, job->D, grain, threads);
+}
+
+int64_t dpq_first_centroids(const dpq_clusters *job, int32_t threads) {
+    if (!clusters_fit(job) || job->n < 1 || !job->draws || !job->first) return DPQ_BAD_TABLE;
+    int64_t grain = (1 << 18) / (job->n * job->K * job->size) + 1;
+    return dpq_parallel(kernels()->first, job, job->D, grain, threads);
+}
+
 static int packable(int64_t n, int64_t D, const uint8_t *bits, int64_t row_bytes, int32_t bytes,
                     dpq_packing_job *job) {
     if (n < 0 || D < 1 || (bytes != 1 && bytes != 2 && bytes != 8)) return 0;
+    if (n && (!job->from || !job->to)) return 0;
     int64_t total = 0;
     job->width = bits[0];
     for (int64_t j = 0; j < D; j++) {

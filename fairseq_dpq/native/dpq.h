@@ -1,8 +1,8 @@
 /* The C interface of the native library: lookup, logits, codes and packing of product codes.
  *
  * Plain pointers and sizes; nothing here knows Python or torch. All functions can be called from
- * several threads at once, and none keeps memory between calls. Results do not depend on the
- * number of threads or on the instruction set that was picked.
+ * several threads at once and after fork(), and none keeps memory between calls but for the threads
+ * that they share. Results do not depend on the number of threads or on the instruction set.
  */
 #ifndef DPQ_H
 #define DPQ_H
@@ -16,7 +16,7 @@
 #endif
 
 enum { DPQ_FLOAT32 = 0, DPQ_FLOAT16 = 1, DPQ_BFLOAT16 = 2 };
-enum { DPQ_DOT = 0, DPQ_EUCLIDEAN = 1, DPQ_COSINE = 2 };
+enum { DPQ_DOT = 0, DPQ_EUCLIDEAN = 1 };
 
 /* What a call can return besides 0: a table that dpq_prepare refuses, no memory, or a position.
  * -1 - i: the index at position i is not a row of the table.
@@ -55,6 +55,20 @@ DPQ_EXPORT int64_t dpq_prepare(dpq_table *table);
  * type. */
 DPQ_EXPORT int64_t dpq_lookup(const dpq_table *table, const void *indices, int64_t count,
                               int32_t index_bytes, void *out, int32_t threads);
+
+/* Several tables of one row size, each with the next rows of one order. */
+typedef struct {
+    const dpq_table *const *tables;
+    const int64_t *first; /* (count + 1) where the rows of each begin; the last: of all of them */
+    const int32_t *slot;  /* (n) the place of each row in that order, or null where that is its own */
+    int64_t n;
+    int64_t padding; /* the row that is all zeros, or -1 */
+    int32_t count;
+} dpq_tiers;
+
+/* As dpq_lookup. Of a table of a single row, all rows are that one. */
+DPQ_EXPORT int64_t dpq_lookup_tiers(const dpq_tiers *tiers, const void *indices, int64_t count,
+                                    int32_t index_bytes, void *out, int32_t threads);
 
 /* out (batch, n) = h (batch, D * size) times the transposed table, all float32. Per group the
  * products of h with the value rows are summed once, dimension by dimension; a logit is the sum of
@@ -106,6 +120,38 @@ typedef struct {
 /* Gradients of rows picked by given codes: the values of a code get the row's gradient, and features,
  * directions and offsets that of the softmax of <features, direction> + offset over the values. */
 DPQ_EXPORT int64_t dpq_softmax_gradients(const dpq_softmax *job, int32_t threads);
+
+/* Points and centroids of k-means, each group on its own. */
+typedef struct {
+    const float *points;    /* (n, D, size): rows `stride` and groups `group_stride` floats apart */
+    const float *centroids; /* (G, K, size); read by dpq_nearest */
+    const float *weights;   /* (n), or null where each point counts once; read by dpq_sums */
+    void *codes;            /* (n, D) of code_bytes: 1 or 2 (unsigned), or 8 */
+    double *error;          /* (D), or null; dpq_nearest adds the squared distances */
+    double *sums;           /* (D, K, size); dpq_sums adds the weighted points */
+    double *mass;           /* (D, K); dpq_sums adds the weights */
+    const double *draws;    /* (D, K), in [0, 1); read by dpq_first_centroids */
+    float *first;           /* (D, K, size); written by dpq_first_centroids */
+    int64_t n;
+    int64_t stride;
+    int64_t group_stride;
+    int64_t D;
+    int64_t size;
+    int64_t G; /* D, or 1 when groups share their centroids */
+    int64_t K;
+    int32_t code_bytes;
+} dpq_clusters;
+
+/* The codes of the nearest centroids, the first of several; 0 for a point that has no distance. */
+DPQ_EXPORT int64_t dpq_nearest(const dpq_clusters *job, int32_t threads);
+
+/* The sums of the points of each code, in float64 and in the order of the rows. A code out of range
+ * gives 1 + its row. */
+DPQ_EXPORT int64_t dpq_sums(const dpq_clusters *job, int32_t threads);
+
+/* Centroids to begin with, by k-means++: each next one is a point, drawn by its squared distance from
+ * the nearest of those before it. Needs at least one point. */
+DPQ_EXPORT int64_t dpq_first_centroids(const dpq_clusters *job, int32_t threads);
 
 /* Pack codes (n, D) of code_bytes 1, 2 or 8 into rows of row_bytes bytes, and back. */
 DPQ_EXPORT int64_t dpq_pack(const void *codes, int32_t code_bytes, int64_t n, int64_t D,

@@ -1,4 +1,8 @@
-"""Codes, packing and unpacking by the library; each returns None where PyTorch must serve."""
+"""Codes, gradients and packing by the library; each function returns None where PyTorch must serve.
+
+The library trusts pointers and sizes, so every function checks the shape, dtype, layout and device
+of each argument at every call. Shapes that do not fit each other are a ValueError.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,30 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.native import library
-from fairseq_dpq.native.table import aligned
+from fairseq_dpq.native.checks import BYTES, MOST_CODES, aligned, dimensions, expect, passed, serves
 from fairseq_dpq.tracing import is_tracing
 
-_DISTANCE = {"dot": 0, "euclidean": 1, "cosine": 2}
-_BYTES = {torch.uint8: 1, torch.int16: 2, torch.int64: 8}
-_MOST_CODES = 32768
+_DISTANCE = {"dot": 0, "euclidean": 1}
+_WIDEST = 15  # bits of a code
 
 
-def _serves(*tensors: Tensor) -> Any:
-    """The library, if it can take these tensors."""
-    plain = all(t.is_cpu and type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-    return library.load() if plain and not is_tracing() else None
+def _check_query(query: Tensor, keys: Tensor, mean: Tensor | None, scale: Tensor | None) -> None:
+    """Raise ValueError where queries, keys and statistics do not fit each other."""
+    _, D, size = dimensions("query", query, "tokens, D, d_key")
+    _, K, _ = dimensions("keys", keys, "G, K, d_key")
+    expect("keys", keys, (D, K, size), (1, K, size))
+    if not K:
+        raise ValueError("keys has K=0; a code needs at least one key")
+    if (mean is None) != (scale is None):
+        raise ValueError("mean and scale go together: give both or neither")
+    for name, tensor in (("mean", mean), ("scale", scale)):
+        if tensor is not None:
+            expect(name, tensor, (D, K), (1, K))
+    if mean is not None and scale is not None:
+        expect("scale", scale, tuple(mean.shape))
+    for name, tensor in (("query", query), ("keys", keys), ("mean", mean), ("scale", scale)):
+        if tensor is not None and tensor.is_complex():
+            raise ValueError(f"{name} is complex; codes are those of real numbers")
 
 
 @torch.no_grad()
@@ -36,10 +52,12 @@ def codes(
 
     `mean` and `scale` (G, K) normalise the responses: (response - mean) * scale.
     """
-    lib = _serves(query, keys)
-    tokens, D, size = query.shape
-    G, K, _ = keys.shape
-    if lib is None or K > _MOST_CODES or dtype not in _BYTES or G not in (1, D) or not size:
+    lib = serves(query, keys, mean, scale)
+    _check_query(query, keys, mean, scale)
+    if distance not in _DISTANCE:
+        raise ValueError(f"distance {distance!r}: choose one of {', '.join(_DISTANCE)}")
+    (tokens, D, size), (G, K, _) = query.shape, keys.shape
+    if lib is None or K > MOST_CODES or dtype not in BYTES or not size or not D:
         return None
     if dtype is torch.uint8 and K > 256:
         raise ValueError(f"codes of K={K} do not fit into one byte; ask for torch.int16")
@@ -48,7 +66,7 @@ def codes(
     inside = query.stride(2) == 1 and query.stride(1) == size and query.stride(0) >= D * size
     if not inside or query.data_ptr() % 4:
         query = query.contiguous().clone() if query.data_ptr() % 4 else query.contiguous()
-    out = torch.empty(tokens, D, dtype=dtype)
+    out = query.new_empty(tokens, D, dtype=dtype)
     job = library.QueryStruct(
         query=query.data_ptr(),
         keys=keys.data_ptr(),
@@ -60,20 +78,18 @@ def codes(
         G=G,
         K=K,
         distance=_DISTANCE[distance],
-        out_bytes=_BYTES[dtype],
+        out_bytes=BYTES[dtype],
     )
     if mean is not None and scale is not None:
         mean, scale = aligned(mean.float()), aligned(scale.float())
-        if mean.shape != scale.shape or mean.shape not in ((1, K), (D, K)):
-            raise ValueError(f"statistics of shape {tuple(mean.shape)} do not fit {G} x {K} keys")
         job.mean, job.scale, job.stat_groups = mean.data_ptr(), scale.data_ptr(), mean.shape[0]
-    _check(lib.dpq_codes(ctypes.addressof(job), torch.get_num_threads()))
+    passed(lib.dpq_codes(ctypes.addressof(job), torch.get_num_threads()))
     return out
 
 
 def takes_gradients(*parts: Tensor) -> bool:
     """Whether `softmax_gradients` serves queries, keys and values like these."""
-    return _serves(*parts) is not None and all(t.dtype is torch.float32 for t in parts)
+    return serves(*parts) is not None and all(t.dtype is torch.float32 for t in parts)
 
 
 @torch.no_grad()
@@ -90,14 +106,19 @@ def softmax_gradients(
     (G, K, size), where `grad` (rows, D, size) is that of the rows picked by `codes` (rows, D).
     Without `of_keys`, which takes time, there are none of direction and offset."""
     parts = (features, direction, offset, values, grad)
-    lib = _serves(*parts, codes)
+    lib = serves(*parts, codes)
+    rows, D, m = dimensions("features", features, "rows, D, m")
+    _, K, size = dimensions("values", values, "G, K, size")
+    expect("values", values, (D, K, size), (1, K, size))
+    G = values.shape[0]
+    expect("direction", direction, (G, K, m))
+    expect("offset", offset, (G, K))
+    expect("codes", codes, (rows, D))
+    expect("grad", grad, (rows, D, size))
     if lib is None or any(t.dtype is not torch.float32 for t in parts):
         return None
-    (rows, D, m), (G, K, size) = features.shape, values.shape
-    if K > _MOST_CODES or G not in (1, D) or codes.dtype is not torch.int64:
+    if K > MOST_CODES or codes.dtype is not torch.int64 or not (D and K and m and size):
         return None
-    if direction.shape != (G, K, m) or grad.shape != (rows, D, size) or codes.shape != (rows, D):
-        raise ValueError("the shapes of a softmax's gradient do not fit each other")
     features, direction, offset, values, grad = (aligned(t) for t in parts)
     codes = aligned(codes)
     out = [torch.empty_like(t) for t in (features, values)]
@@ -121,7 +142,7 @@ def softmax_gradients(
         K=K,
         size=size,
     )
-    _check(lib.dpq_softmax_gradients(ctypes.addressof(job), torch.get_num_threads()))
+    passed(lib.dpq_softmax_gradients(ctypes.addressof(job), torch.get_num_threads()))
     return out[0], *to_keys, out[1]  # type: ignore[return-value]
 
 
@@ -136,23 +157,28 @@ def gpu_codes(
     kernels = library.gpu(query.device) if query.is_cuda and not is_tracing() else None
     if kernels is None:
         return None
-    query, keys = distance.ordered_rows(query.float()), distance.ordered_rows(keys.float())
-    return kernels.codes(query, keys, distance.name == "euclidean", mean, scale)
+    _check_query(query, keys, mean, scale)
+    if any(t is not None and t.device != query.device for t in (keys, mean, scale)):
+        return None
+    return kernels.codes(query.float(), keys.float(), distance.name == "euclidean", mean, scale)
 
 
 def pack(codes: Tensor, bits: Sequence[int], row_bytes: int) -> Tensor | None:
     """Codes (n, D) as bits (n, row_bytes)."""
-    lib = _serves(codes)
-    n, D = codes.shape
-    if lib is None or codes.dtype not in _BYTES or not D or max(bits) > 15 or len(bits) != D:
+    lib = serves(codes)
+    n, D = dimensions("codes", codes, "n, D")
+    _check_bits(bits, row_bytes)
+    if len(bits) != D:
+        raise ValueError(f"bits has {len(bits)} widths for {D} groups; give one for each group")
+    if lib is None or codes.dtype not in BYTES or not D or max(bits) > _WIDEST:
         return None
     codes = aligned(codes)
-    out = torch.empty(n, row_bytes, dtype=torch.uint8)
+    out = codes.new_empty(n, row_bytes, dtype=torch.uint8)
     widths = (ctypes.c_uint8 * D)(*bits)
-    _check(
+    passed(
         lib.dpq_pack(
             codes.data_ptr(),
-            _BYTES[codes.dtype],
+            BYTES[codes.dtype],
             n,
             D,
             ctypes.addressof(widths),
@@ -166,32 +192,36 @@ def pack(codes: Tensor, bits: Sequence[int], row_bytes: int) -> Tensor | None:
 
 def unpack(packed: Tensor, bits: Sequence[int], dtype: torch.dtype) -> Tensor | None:
     """Packed bits (n, row_bytes) as codes (n, D) of `dtype`."""
-    lib = _serves(packed)
-    n, D = packed.shape[0], len(bits)
-    if lib is None or dtype not in _BYTES or packed.dtype is not torch.uint8 or not D:
+    lib = serves(packed)
+    n, row_bytes = dimensions("packed", packed, "n, row_bytes")
+    _check_bits(bits, row_bytes)
+    D = len(bits)
+    if lib is None or dtype not in BYTES or packed.dtype is not torch.uint8 or not D:
         return None
-    if max(bits) > 15:
+    if max(bits) > _WIDEST:
         return None
+    if dtype is torch.uint8 and max(bits) > 8:
+        raise ValueError(f"codes of {max(bits)} bits do not fit into one byte; ask for torch.int16")
     packed = packed.contiguous()
-    out = torch.empty(n, D, dtype=dtype)
+    out = packed.new_empty(n, D, dtype=dtype)
     widths = (ctypes.c_uint8 * D)(*bits)
-    _check(
+    passed(
         lib.dpq_unpack(
             packed.data_ptr(),
             n,
             D,
             ctypes.addressof(widths),
-            packed.shape[1],
+            row_bytes,
             out.data_ptr(),
-            _BYTES[dtype],
+            BYTES[dtype],
             torch.get_num_threads(),
         )
     )
     return out
 
 
-def _check(code: int) -> None:
-    if code == library.NO_MEMORY:
-        raise MemoryError("the native library has no memory left")
-    if code:
-        raise ValueError("the native library refuses these shapes")
+def _check_bits(bits: Sequence[int], row_bytes: int) -> None:
+    if min(bits, default=0) < 0:
+        raise ValueError(f"bits has a width of {min(bits)}; widths begin at 0")
+    if 8 * row_bytes < sum(bits):
+        raise ValueError(f"rows of {row_bytes} bytes cannot hold {sum(bits)} bits")

@@ -1,8 +1,9 @@
-"""The library's lookup, logits and codes as Triton kernels, which serve tensors on a GPU.
+"""The library's lookup, logits and codes as Triton kernels, for tensors on a GPU.
 
-This module needs triton; `native` imports it only where that is installed. TRITON_INTERPRET=1 runs
-the kernels on a CPU, step by step: the tests do. An index or a code out of range fails an assertion
-on the device, as in nn.Embedding, and reads nothing outside of the table.
+They serve where FAIRSEQ_DPQ_TRITON=1 and triton is installed. Nobody has run them on a GPU yet, so
+PyTorch's operators are the default there; `python benchmarks/gpu.py` compares both with the CPU.
+TRITON_INTERPRET=1 runs the kernels on a CPU, step by step: the tests do. An index or a code out of
+range fails an assertion on the device, as in nn.Embedding, and reads nothing outside of the table.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fairseq_dpq.memory import HeldTable
+from fairseq_dpq.files.memory import BufferGuard
 
 _BLOCK = 1024  # numbers of a row that one program of the lookup copies, at most
 _ROWS = 64  # rows of the table in one program of the logits
@@ -120,7 +121,7 @@ def _codes(
     tl.store(out + token * D + j, tl.where(nan < (1 << 30), nan, code), mask)
 
 
-class GpuTable(HeldTable):
+class GpuTable(BufferGuard):
     """What `native.Table` is, by the kernels of this file."""
 
     def __init__(
@@ -163,7 +164,7 @@ class GpuTable(HeldTable):
     def logits(self, h: Tensor) -> Tensor | None:
         """h (..., d) times the transposed table, in h's dtype, summed in float32, or None."""
         wants_gradient = h.requires_grad and torch.is_grad_enabled()
-        if h.shape[-1] != self.d or h.dtype is torch.float64 or wants_gradient:
+        if not h.dim() or h.shape[-1] != self.d or h.dtype is torch.float64 or wants_gradient:
             return None
         if not self._takes(h):
             return None
@@ -204,8 +205,7 @@ def codes(
     mean: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """Codes (tokens, D) of queries (tokens, D, d_key), normalised already where the distance is
-    the cosine; bit for bit as they are defined."""
+    """Codes (tokens, D) of queries (tokens, D, d_key), bit for bit as they are defined."""
     tokens, D, size = query.shape
     G, K, _ = keys.shape
     query, keys = query.float().contiguous(), keys.float().contiguous()

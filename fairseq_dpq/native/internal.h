@@ -56,6 +56,14 @@ typedef struct {
     int64_t pitch; /* floats per group in partial */
 } dpq_logits_job;
 
+#define DPQ_CHUNK 512 /* points whose squared distances are one sum, whatever the threads */
+
+typedef struct {
+    const dpq_clusters *clusters;
+    const float *minus_half; /* (G, K): -|centroid|^2 / 2 */
+    double *error;           /* (chunks, D), or null */
+} dpq_nearest_job;
+
 typedef struct {
     const void *from;
     void *to;
@@ -75,6 +83,9 @@ typedef struct {
     int64_t (*logits_permute)(const void *job, int64_t start, int64_t end); /* or null */
     int64_t (*codes)(const void *job, int64_t start, int64_t end);
     int64_t (*softmax)(const void *job, int64_t start, int64_t end); /* of groups */
+    int64_t (*nearest)(const void *job, int64_t start, int64_t end); /* of chunks */
+    int64_t (*sums)(const void *job, int64_t start, int64_t end);    /* of groups */
+    int64_t (*first)(const void *job, int64_t start, int64_t end);   /* of groups */
     int64_t (*unpack)(const void *job, int64_t start, int64_t end);
     int64_t (*pack)(const void *job, int64_t start, int64_t end);
 } dpq_kernels;

@@ -21,9 +21,13 @@ _POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _SIGNATURES: dict[str, list[Any]] = {
     "dpq_prepare": [_POINTER],
     "dpq_lookup": [_POINTER, _POINTER, _INT64, _INT32, _POINTER, _INT32],
+    "dpq_lookup_tiers": [_POINTER, _POINTER, _INT64, _INT32, _POINTER, _INT32],
     "dpq_logits": [_POINTER, _POINTER, _INT64, _POINTER, _INT32],
     "dpq_codes": [_POINTER, _INT32],
     "dpq_softmax_gradients": [_POINTER, _INT32],
+    "dpq_nearest": [_POINTER, _INT32],
+    "dpq_sums": [_POINTER, _INT32],
+    "dpq_first_centroids": [_POINTER, _INT32],
     "dpq_pack": [_POINTER, _INT32, _INT64, _INT64, _POINTER, _INT64, _POINTER, _INT32],
     "dpq_unpack": [_POINTER, _INT64, _INT64, _POINTER, _INT64, _POINTER, _INT32, _INT32],
 }
@@ -38,6 +42,16 @@ class TableStruct(ctypes.Structure):
         *[(name, _INT32) for name in ("code_bytes", "value_type")],
         ("step", _INT64),
         *[(name, _INT32) for name in ("width", "checked", "largest", "smallest")],
+    ]
+
+
+class TiersStruct(ctypes.Structure):
+    """dpq_tiers of dpq.h."""
+
+    _fields_ = [
+        *[(name, _POINTER) for name in ("tables", "first", "slot")],
+        *[(name, _INT64) for name in ("n", "padding")],
+        ("count", _INT32),
     ]
 
 
@@ -60,6 +74,17 @@ class SoftmaxStruct(ctypes.Structure):
         *[(name, _POINTER) for name in ("grad", "grad_features", "grad_direction")],
         *[(name, _POINTER) for name in ("grad_offset", "grad_values")],
         *[(name, _INT64) for name in ("rows", "stride", "D", "features_size", "G", "K", "size")],
+    ]
+
+
+class ClustersStruct(ctypes.Structure):
+    """dpq_clusters of dpq.h."""
+
+    _fields_ = [
+        *[(name, _POINTER) for name in ("points", "centroids", "weights", "codes")],
+        *[(name, _POINTER) for name in ("error", "sums", "mass", "draws", "first")],
+        *[(name, _INT64) for name in ("n", "stride", "group_stride", "D", "size", "G", "K")],
+        ("code_bytes", _INT32),
     ]
 
 
@@ -94,15 +119,19 @@ def load() -> Any:
 
 @functools.lru_cache(maxsize=None)
 def gpu(device: Any) -> Any:
-    """The Triton kernels (gpu.py) for a device, or None: without triton, or where it fails."""
-    if os.environ.get("FAIRSEQ_DPQ_NATIVE", "1") == "0" or find_spec("triton") is None:
+    """The Triton kernels (gpu.py) for a device, or None, where PyTorch serves: that is the default.
+    FAIRSEQ_DPQ_TRITON=1 turns the kernels on; `benchmarks/gpu.py` verifies and measures them."""
+    if os.environ.get("FAIRSEQ_DPQ_TRITON", "0") != "1":
+        return None
+    if find_spec("triton") is None:
+        logger.warning("FAIRSEQ_DPQ_TRITON=1, but triton is not installed: PyTorch is used")
         return None
     try:
         from fairseq_dpq.native import gpu as kernels
 
         kernels.check(device)
     except Exception as error:  # of drivers, compilers and Triton: whatever it is, PyTorch serves
-        logger.info(f"Triton kernels do not run on {device}, PyTorch is used: {error}")
+        logger.warning(f"Triton kernels do not run on {device}, PyTorch is used: {error}")
         return None
     return kernels
 

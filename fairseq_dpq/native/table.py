@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_dpq.memory import HeldTable
+from fairseq_dpq.files.memory import BufferGuard
 from fairseq_dpq.native import library
+from fairseq_dpq.native.checks import aligned, check_parts, has_memory
 from fairseq_dpq.tracing import is_tracing
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _SMALL = 128  # indices for which the number of threads is not even asked: one d
 _LARGEST_CODE = 32767
 
 
-class Table(HeldTable):
+class Table(BufferGuard):
     """Looks rows up and computes logits from codes (n, D or packed bytes) and values.
 
     It keeps their memory alive, because the library reads it. The caller asks `serves` before each
@@ -43,6 +44,7 @@ class Table(HeldTable):
         padding_idx: int | None,
     ) -> None:
         super().__init__(codes, values, padding_idx)
+        check_parts(codes, values, sizes, shared, packed, padding_idx)
         lib = library.load()
         assert lib is not None
         D, size = len(sizes), values.shape[1]
@@ -72,37 +74,20 @@ class Table(HeldTable):
 
     def lookup(self, indices: Tensor) -> Tensor | None:
         """The rows of indices of any shape."""
-        if indices.dtype is _INT64:
-            width = 8
-        elif indices.dtype is _INT32:
-            width = 4
-        else:
+        if self._of_values.requires_grad:
             return None
-        if type(indices) is not Tensor or not indices.is_cpu or self._of_values.requires_grad:
-            return None
-        try:
-            if not indices.is_contiguous():
-                indices = indices.contiguous()
-            count = indices.numel()
-            shape = (count, self.d) if indices.dim() == 1 else (*indices.shape, self.d)
-            out = self._values.new_empty(shape)
-            threads = 1 if count <= _SMALL else torch.get_num_threads()
-            code = self._lookup(
-                self._address, indices.data_ptr(), count, width, out.data_ptr(), threads
-            )
-        except RuntimeError:  # a tensor without memory of its own, as under vmap
-            return None
-        if code:
-            self._raise(code, indices)
-        return out
+        found = _look_up(self._lookup, self._address, self._values, self.d, indices)
+        if isinstance(found, int):
+            self._raise(found, indices)
+        return found  # type: ignore[return-value]
 
     def logits(self, h: Tensor) -> Tensor | None:
         """h (..., d) times the transposed table: (..., n), in h's dtype, summed in float32."""
-        if h.dtype not in VALUE_TYPES or h.shape[-1] != self.d:
+        if h.dtype not in VALUE_TYPES or not h.dim() or h.shape[-1] != self.d:
             return None
         if (
-            type(h) not in (Tensor, torch.nn.Parameter)
-            or not h.is_cpu
+            not h.is_cpu
+            or not has_memory(h)
             or self._of_values.requires_grad
             or (h.requires_grad and torch.is_grad_enabled())
         ):
@@ -120,15 +105,100 @@ class Table(HeldTable):
         return out.to(h.dtype)
 
     def _raise(self, code: int, indices: Tensor | None) -> None:
-        if code == library.NO_MEMORY:
-            raise MemoryError("the native library has no memory for partial sums")
-        if code < 0 and indices is not None:
-            index = int(indices.reshape(-1)[-1 - code])
-            raise IndexError(f"index {index} is out of range: the table has {self.n} rows")
-        raise IndexError(
-            f"row {code - 1} of the table has a code that its group does not have: "
-            "the codes are damaged"
+        _raise(code, indices, self.n)
+
+
+class Tiers:
+    """Looks rows up in several tables, each of which has the next rows of one order. `slot` (n,)
+    int32 is the place of each row in it, None where that is its own.
+
+    The tables and `slot` are kept alive, because the library reads them.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        first: Sequence[int],
+        slot: Tensor | None,
+        padding_idx: int | None,
+    ) -> None:
+        lib = library.load()
+        assert lib is not None
+        rows = [table.n for table in tables]
+        fits = all(n in (1, end - start) for n, start, end in zip(rows, first, first[1:]))
+        if len(first) != len(tables) + 1 or not fits or len({t.d for t in tables}) > 1:
+            raise ValueError("these tables are not tiers of one table")
+        n = first[-1]
+        if slot is not None and (slot.dtype is not _INT32 or slot.shape != (n,)):
+            raise ValueError(f"slot: expected {n} numbers of type int32")
+        self.tables, self._slot = list(tables), None if slot is None else aligned(slot)
+        self._pointers = (ctypes.c_void_p * len(tables))(*[table._address for table in tables])
+        self._first = (ctypes.c_int64 * len(first))(*first)
+        self._struct = library.TiersStruct(
+            tables=ctypes.addressof(self._pointers),
+            first=ctypes.addressof(self._first),
+            slot=None if self._slot is None else self._slot.data_ptr(),
+            n=n,
+            padding=-1 if padding_idx is None else padding_idx,
+            count=len(tables),
         )
+        self._address = ctypes.addressof(self._struct)
+        self._lookup = lib.dpq_lookup_tiers
+        self.n = n
+
+    def serves(self, tables: Sequence[Any]) -> bool:
+        """Whether it was made for these tables."""
+        return all(mine is other for mine, other in zip(self.tables, tables))
+
+    def lookup(self, indices: Tensor) -> Tensor | None:
+        """The rows of indices of any shape."""
+        if any(table._of_values.requires_grad for table in self.tables):
+            return None
+        first = self.tables[0]
+        found = _look_up(self._lookup, self._address, first._values, first.d, indices)
+        if isinstance(found, int):
+            _raise(found, indices, self.n)
+        return found  # type: ignore[return-value]
+
+
+def _look_up(
+    function: Any, address: int, values: Tensor, d: int, indices: Tensor
+) -> Tensor | int | None:
+    """Rows in the dtype of `values`, or the library's error code (not 0), or None where it cannot
+    serve."""
+    if indices.dtype is _INT64:
+        width = 8
+    elif indices.dtype is _INT32:
+        width = 4
+    else:
+        return None
+    if type(indices) is not Tensor or not indices.is_cpu:
+        return None
+    try:
+        if not indices.is_contiguous():
+            indices = indices.contiguous()
+        count = indices.numel()
+        shape = (count, d) if indices.dim() == 1 else (*indices.shape, d)
+        out = values.new_empty(shape)
+        threads = 1 if count <= _SMALL else torch.get_num_threads()
+        code = function(address, indices.data_ptr(), count, width, out.data_ptr(), threads)
+    except RuntimeError:  # a tensor without memory of its own, as under vmap
+        return None
+    return code or out
+
+
+def _raise(code: int, indices: Tensor | None, n: int) -> None:
+    if code == library.BAD_TABLE:
+        raise ValueError("the native library refuses this call: a tensor has no memory")
+    if code == library.NO_MEMORY:
+        raise MemoryError("the native library has no memory for partial sums")
+    if code < 0 and indices is not None:
+        index = int(indices.reshape(-1)[-1 - code])
+        raise IndexError(f"index {index} is out of range: the table has {n} rows")
+    raise IndexError(
+        f"row {code - 1} of the table has a code that its group does not have: "
+        "the codes are damaged"
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -158,11 +228,14 @@ def table(
     Triton can serve them."""
     if is_tracing() or type(codes) is not Tensor or type(values) is not Tensor:
         return None
+    check_parts(codes, values, sizes, shared, packed, padding_idx)
     if codes.device != values.device or not (codes.is_contiguous() and values.is_contiguous()):
         return None
     if values.dtype not in VALUE_TYPES or max(sizes) - 1 > _LARGEST_CODE or not values.numel():
         return None
     if codes.dtype not in _CODE_BYTES or (packed and codes.dtype is not torch.uint8):
+        return None
+    if not (has_memory(codes) and has_memory(values)):
         return None
     cls: Any = None
     if codes.is_cpu:
@@ -173,9 +246,3 @@ def table(
     if cls is None:
         return None
     return cls(codes, values, sizes, shared=shared, packed=packed, padding_idx=padding_idx)
-
-
-def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, contiguous and aligned to its elements, copied only if it is not."""
-    tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor

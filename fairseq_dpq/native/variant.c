@@ -8,6 +8,9 @@ int64_t DPQ_NAME(dpq_logits_rows)(const void *, int64_t, int64_t);
 int64_t DPQ_NAME(dpq_logits_permute)(const void *, int64_t, int64_t);
 int64_t DPQ_NAME(dpq_codes_rows)(const void *, int64_t, int64_t);
 int64_t DPQ_NAME(dpq_softmax_groups)(const void *, int64_t, int64_t);
+int64_t DPQ_NAME(dpq_nearest_chunks)(const void *, int64_t, int64_t);
+int64_t DPQ_NAME(dpq_sums_groups)(const void *, int64_t, int64_t);
+int64_t DPQ_NAME(dpq_first_groups)(const void *, int64_t, int64_t);
 int64_t DPQ_NAME(dpq_unpack_rows)(const void *, int64_t, int64_t);
 int64_t DPQ_NAME(dpq_pack_rows)(const void *, int64_t, int64_t);
 
@@ -25,6 +28,9 @@ const dpq_kernels DPQ_NAME(dpq_kernels) = {
 #endif
     .codes = DPQ_NAME(dpq_codes_rows),
     .softmax = DPQ_NAME(dpq_softmax_groups),
+    .nearest = DPQ_NAME(dpq_nearest_chunks),
+    .sums = DPQ_NAME(dpq_sums_groups),
+    .first = DPQ_NAME(dpq_first_groups),
     .unpack = DPQ_NAME(dpq_unpack_rows),
     .pack = DPQ_NAME(dpq_pack_rows),
 };

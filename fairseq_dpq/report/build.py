@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.checkpoints.compaction import Progress
+from fairseq_dpq.files.compaction import Progress
 from fairseq_dpq.report.curves import Curves
 from fairseq_dpq.report.models import Model, TableView
 from fairseq_dpq.report.numbers import (
     code_change,
-    code_counts,
     code_use,
     query_distances,
     shared_codes,
 )
 from fairseq_dpq.report.words import chosen_words, missing_words, word_facts
+from fairseq_dpq.training.codes import code_counts
 from fairseq_dpq.version import __version__
 
 
@@ -85,16 +85,16 @@ def _table(table: TableView, progress: Progress | None) -> dict[str, Any]:
         "symbols": table.symbols is not None,
         "sizes": table.sizes,
     }
-    form = table.coded
-    if form is None:
+    parts = table.parts
+    if parts is None:
         return facts
     done = progress(f"codes of {table.path}", 3 * table.n) if progress else lambda rows: None
-    codes, K = table.codes(), max(form.sizes)
+    codes, K = table.codes(), max(parts.sizes)
     counts = code_counts(codes, K, table.padding_idx)
     done(table.n)
-    facts.update(K=K, D=form.D, shared_values=form.share_subspaces)
-    facts["use"] = {**code_use(counts, form.sizes), "counts": counts.tolist()}
-    facts["shared"] = shared_codes(codes, form.sizes, table.padding_idx)
+    facts.update(K=K, D=len(parts.sizes), shared_values=parts.shared)
+    facts["use"] = {**code_use(counts, parts.sizes), "counts": counts.tolist()}
+    facts["shared"] = shared_codes(codes, parts.sizes, table.padding_idx)
     done(table.n)
     for group in facts["shared"]["largest_sets"]:
         group["symbols"] = [table.symbol(row) for row in group["ids"]]
@@ -109,15 +109,15 @@ def _changes(models: Sequence[Model], path: str) -> list[dict[str, Any]]:
     before: dict[tuple[Path, str], Model] = {}
     for model in models:
         table = model.table(path)
-        if table is None or table.coded is None or not table.options:
+        if table is None or table.parts is None or not table.options:
             continue
         run = (model.path.absolute().parent, str(sorted(table.options.items())))
         last = before.get(run)
         old = None if last is None else last.table(path)
-        if last is not None and old is not None and old.coded is not None:
-            same = old.coded.sizes == table.coded.sizes and old.n == table.n
-            if same:
-                change = code_change(old.codes(), table.codes(), table.coded.sizes)
+        if last is not None and old is not None and old.parts is not None:
+            sizes = table.parts.sizes
+            if old.parts.sizes == sizes and old.n == table.n:
+                change = code_change(old.codes(), table.codes(), sizes)
                 ends = {"from": last.name, "to": model.name, "updates": model.updates}
                 out.append({"table": path, **ends, **change})
         before[run] = model

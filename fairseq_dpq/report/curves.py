@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
-from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.files.errors import CheckpointError
 
 Points = List[Tuple[int, float]]
 Curves = Dict[str, Points]  # "train loss", "valid ppl", ...: (update, value)
 
-METRICS = ("loss", "ppl", "dpq_changed", "dpq_entropy", "dpq_used", "dpq_reg", "bleu")
+METRICS = ("loss", "ppl", "dpq_changed", "dpq_entropy", "dpq_used", "dpq_regularizer", "bleu")
 _LINE = re.compile(r"\| (train_inner|train|valid\w*) \| (.*)$")
 _PAIR = re.compile(r"(\w+)=([-+.\w]+)")
 _MAX_LINE = 100_000  # a longer one is not a line of numbers

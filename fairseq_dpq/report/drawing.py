@@ -48,7 +48,7 @@ def draw_figures(report: dict[str, Any], folder: Path) -> dict[str, Drawn]:
 def _figures(report: dict[str, Any]) -> Iterator[tuple[str, str, tuple[float, float], Draw]]:
     models = report["models"]
     if any(model["tables"] for model in models):
-        size = (7.2, 0.9 + 0.32 * len(models))
+        size = (7.2, 0.9 + 0.32 * (len(models) + (without_codes(models) is not None)))
         yield "sizes", "Bytes of each model", size, lambda figure: _sizes(figure, models)
     for model in models:
         for table in model["tables"]:
@@ -102,21 +102,39 @@ def human(size: float) -> str:
     return ""
 
 
+def without_codes(models: Sequence[dict[str, Any]]) -> dict[str, int] | None:
+    """What the first compressed model would take with full tables, if no full model is shown."""
+    coded = [m for m in models if m["kind"] != "full" and m["sizes"].get("full_embedding_bytes")]
+    if not coded or len(coded) < len(models):
+        return None
+    of = coded[0]["sizes"]
+    full = of["full_embedding_bytes"]
+    return {
+        "embedding_bytes": full,
+        "model_bytes": of["model_bytes"] - of["embedding_bytes"] + full,
+    }
+
+
 def _sizes(figure: Any, models: Sequence[dict[str, Any]]) -> None:
     columns = [
         ("embeddings", "embedding_bytes", "compact_embedding_bytes"),
         ("model without optimiser", "model_bytes", "compact_model_bytes"),
         ("file", "file_bytes", "compact_file_bytes"),
     ]
+    before = without_codes(models)
     for at, (axes, (title, now, small)) in enumerate(zip(figure.subplots(1, 3), columns)):
         shown = [model["sizes"].get(small) or model["sizes"][now] for model in models]
-        place = range(len(models))
-        colors = [_color(number) for number in place]
+        colors = [_color(number) for number in range(len(models))]
+        names = [short(model["name"]) for model in models]
+        if before is not None:
+            shown.insert(0, before.get(now, 0))
+            colors.insert(0, style.LIGHT.muted)
+            names.insert(0, "full table (float32)")
+        place = range(len(shown))
         axes.barh(place, shown, color=colors, height=0.62)
         axes.invert_yaxis()
         axes.set_title(title, fontsize=9)
-        names = [short(model["name"]) for model in models]
-        axes.set_yticks(place, names if at == 0 else [""] * len(models))
+        axes.set_yticks(place, names if at == 0 else [""] * len(names))
         axes.tick_params(axis="y", length=0, labelcolor=style.LIGHT.ink)
         axes.set_xticks([])
         axes.grid(False)
@@ -125,6 +143,8 @@ def _sizes(figure: Any, models: Sequence[dict[str, Any]]) -> None:
         top = max(max(shown), 1)
         axes.set_xlim(0, 1.45 * top)
         for y, size in enumerate(shown):
+            if not size:
+                continue
             axes.text(size + 0.03 * top, y, human(size), va="center", fontsize=8)
 
 

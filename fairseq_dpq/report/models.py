@@ -9,25 +9,23 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from fairseq_dpq.checkpoints.checkpoint import (
+from fairseq_dpq.fairseq_plugin.configs import get_option
+from fairseq_dpq.files.checkpoint import (
     Checkpoint,
     keys_of,
     stored_bytes,
     stored_form,
     training_layer,
 )
-from fairseq_dpq.checkpoints.compaction import Progress
-from fairseq_dpq.checkpoints.dictionaries import find_dictionary, read_dictionary
-from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.report import left_alone, table_facts, token_tables
-from fairseq_dpq.embedding import DPQEmbedding
-from fairseq_dpq.fairseq_plugin.configs import get_option
+from fairseq_dpq.files.compaction import Progress
+from fairseq_dpq.files.dictionaries import find_dictionary, read_dictionary
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.reader import form_of, is_safetensors, read_tensors, symbols_of
+from fairseq_dpq.files.record import TablesRecord
+from fairseq_dpq.files.report import left_alone, table_facts, token_tables
 from fairseq_dpq.forms import FORMS
-from fairseq_dpq.forms.base import Form
-from fairseq_dpq.forms.files import from_file
-from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.record import TablesRecord
-from fairseq_dpq.safetensors_file import ExportError, open_mapped, read_symbols
+from fairseq_dpq.forms.base import Form, Parts
+from fairseq_dpq.layer import DPQEmbedding
 
 
 @dataclass
@@ -48,15 +46,16 @@ class TableView:
     _row_of: dict[str, int] | None = None
 
     @property
-    def coded(self) -> CompactEmbedding | None:
-        """The table as product codes, if it has codes."""
-        return self.form if isinstance(self.form, CompactEmbedding) else None
+    def parts(self) -> Parts | None:
+        """What rows are put together from, if their codes stand for parts side by side."""
+        return None if self.form is None else self.form.parts()
 
     def codes(self) -> Tensor:
-        """The codes (n, D) of a table that has them."""
+        """The codes (n, D) of a table that has parts."""
         if self._codes is None:
-            assert self.coded is not None
-            self._codes = self.coded.unpacked_codes()
+            assert self.form is not None
+            self._codes = self.form.unpacked_codes()
+        assert self._codes is not None
         return self._codes
 
     def symbol(self, row: int) -> str:
@@ -97,7 +96,7 @@ def load_model(
     progress: Progress | None = None,
 ) -> Model:
     """Read a file of any kind. `dictionaries` are by table; the key "" is for all others."""
-    if _is_safetensors(path):
+    if is_safetensors(path):
         model = _exported(path, name)
     else:
         checkpoint = Checkpoint.load(path, trust)
@@ -117,26 +116,9 @@ def load_model(
     return model
 
 
-def _is_safetensors(path: Path) -> bool:
-    """A file that begins with a length and a JSON object; a pickle or a zip file does not."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(9)
-    except OSError:
-        return path.suffix == ".safetensors"
-    return path.suffix == ".safetensors" or (head[4:8] == b"\0\0\0\0" and head[8:] == b"{")
-
-
 def _exported(path: Path, name: str) -> Model:
-    try:
-        meta = open_mapped(path).meta
-        form = from_file(path, FORMS)
-        form.verify()
-        symbols = read_symbols(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except ExportError as error:
-        raise CheckpointError(str(error)) from error
+    opened = read_tensors(path)
+    form, symbols = form_of(path, opened, FORMS), symbols_of(path, opened)
     n, d = form.num_embeddings, form.embedding_dim
     total = path.stat().st_size
     sizes = {
@@ -148,7 +130,7 @@ def _exported(path: Path, name: str) -> Model:
         "bits_per_symbol": form.bits_per_symbol(),
         "description": f"{form.kind} {form.describe()}",
     }
-    table = TableView(meta.get("name", "table"), n, d, form.padding_idx, form, sizes, form)
+    table = TableView(opened.name, n, d, form.padding_idx, form, sizes, form)
     table.symbols = symbols
     whole = {"file_bytes": total, "optimizer_bytes": 0, "model_bytes": form.saved_nbytes}
     return Model(name, path, "exported", [table], whole)
@@ -256,8 +238,10 @@ def _made_of(compact: Model, other: Model) -> bool:
         return False
     for ours in compact.tables:
         theirs = other.table(ours.path)
-        a, b = ours.coded, theirs.coded if theirs is not None else None
-        if a is None or b is None or a.sizes != b.sizes or not torch.equal(a.codes, b.codes):
+        a, b = ours.parts, theirs.parts if theirs is not None else None
+        if theirs is None or a is None or b is None or a.sizes != b.sizes:
+            return False
+        if not torch.equal(ours.codes(), theirs.codes()):
             return False
     return True
 

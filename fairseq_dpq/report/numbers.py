@@ -10,34 +10,18 @@ import numpy
 import torch
 from torch import Tensor
 
-from fairseq_dpq.codes import look_up
-from fairseq_dpq.embedding import DPQEmbedding
 from fairseq_dpq.forms.packing import code_bits, pack_codes
+from fairseq_dpq.layer import DPQEmbedding
+from fairseq_dpq.training.codes import look_up, usage_of_counts
 
 _ROWS = 1 << 13  # rows handled at once
 _BINS = 40
 SAMPLE = 100_000  # queries whose distance is measured
 
 
-def code_counts(codes: Tensor, K: int, padding_idx: int | None) -> Tensor:
-    """How many symbols have code k in group j: (D, K), padding left out."""
-    n, D = codes.shape
-    counts = torch.zeros(D * K, dtype=torch.int64)
-    offset = torch.arange(D) * K
-    for start in range(0, n, _ROWS):
-        index = codes[start : start + _ROWS].long() + offset
-        counts += torch.bincount(index.reshape(-1), minlength=D * K)
-    counts = counts.view(D, K)
-    if padding_idx is not None and n:
-        counts[torch.arange(D), codes[padding_idx].long()] -= 1
-    return counts
-
-
 def code_use(counts: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
     """Codes in use and entropy of each group, and their means."""
-    p = counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
-    entropy = -(p * p.clamp_min(1e-300).log2()).sum(1)
-    used = (counts > 0).sum(1)
+    used, entropy = usage_of_counts(counts).values()
     possible = [math.log2(size) for size in sizes]
     return {
         "used": used.tolist(),
@@ -95,7 +79,7 @@ def code_change(old: Tensor, new: Tensor, sizes: Sequence[int]) -> dict[str, flo
 def query_distances(layer: DPQEmbedding, codes: Tensor) -> dict[str, Any] | None:
     """How far queries are from the centroids (keys) of their codes, in units of the query's own
     length: 0 on the centroid, 1 as far as the origin. None for a method without keys."""
-    by_group = getattr(layer.method, "by_group", None)
+    by_group = getattr(layer.method, "by_group", None)  # of methods that compare with keys
     if by_group is None:
         return None
     ids = torch.arange(layer.num_embeddings)

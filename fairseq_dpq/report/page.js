@@ -195,6 +195,7 @@
     box.append(make("h3", model.name), make("div", `row ${row}`, "muted"));
     if (model.code) {
       const codes = make("div", undefined, "codes");
+      codes.style.setProperty("--columns", Math.min(model.D, 8)); // rows of equal length
       for (let j = 0; j < model.D; j++) {
         const code = model.code[j][row];
         const cell = make("i", String(code));

@@ -7,11 +7,11 @@ import base64
 from typing import Any, Sequence
 
 import numpy
-from torch import Tensor
 
-from fairseq_dpq.checkpoints.compaction import Progress
-from fairseq_dpq.forms.packing import pack_codes
-from fairseq_dpq.printable import printable
+from fairseq_dpq.files.compaction import Progress
+from fairseq_dpq.files.errors import printable
+from fairseq_dpq.forms.base import Parts
+from fairseq_dpq.forms.packing import code_bits, pack_codes, row_bytes
 from fairseq_dpq.report.models import Model, TableView
 from fairseq_dpq.report.neighbours import nearest, steps
 
@@ -64,10 +64,11 @@ def _affordable(shown: Sequence[tuple[Model, TableView]], rows: int, k: int) -> 
     fixed = each = 0.0
     lists = {}
     for _, table in shown:
-        if table.coded is not None:
-            each += table.coded.packed_codes().shape[1] * 4 / 3
-        if _by_codes(table):
-            fixed += _values(table).numel() * 4 * 4 / 3
+        parts = table.parts
+        if parts is not None:
+            each += row_bytes([code_bits(size) for size in parts.sizes]) * 4 / 3
+        if parts is not None and _by_codes(parts):
+            fixed += parts.values.numel() * 4 * 4 / 3
         else:
             some = _beforehand(table, rows)
             fixed += some * k * 6 * 4 / 3
@@ -78,14 +79,9 @@ def _affordable(shown: Sequence[tuple[Model, TableView]], rows: int, k: int) -> 
     return int(max(BUDGET - fixed, 0) / each) if each else rows
 
 
-def _values(table: TableView) -> Tensor:
-    assert table.coded is not None
-    return table.coded.values[: table.coded.value_rows]
-
-
-def _by_codes(table: TableView) -> bool:
+def _by_codes(parts: Parts) -> bool:
     """Whether the page can work the neighbours out from codes and values."""
-    return table.coded is not None and _values(table).numel() * 4 <= _VALUES
+    return parts.values.numel() * 4 <= _VALUES
 
 
 def _beforehand(table: TableView, rows: int) -> int:
@@ -97,14 +93,14 @@ def _beforehand(table: TableView, rows: int) -> int:
 
 def _entry(table: TableView, rows: int, k: int, progress: Progress | None) -> dict[str, Any]:
     entry: dict[str, Any] = {"rows": rows, "padding": table.padding_idx}
-    form = table.coded
-    if form is not None:
-        packed = pack_codes(table.codes()[:rows], form.bits)
-        entry.update(codes=_base64(packed.numpy()), bits=form.bits, sizes=form.sizes)
-    if _by_codes(table):
-        assert form is not None
-        values = _values(table).float().contiguous().numpy().astype("<f4")
-        entry.update(values=_base64(values), width=values.shape[1], shared=form.share_subspaces)
+    parts = table.parts
+    if parts is not None:
+        bits = [code_bits(size) for size in parts.sizes]
+        packed = pack_codes(table.codes()[:rows], bits)
+        entry.update(codes=_base64(packed.numpy()), bits=bits, sizes=parts.sizes)
+    if parts is not None and _by_codes(parts):
+        values = parts.values.float().contiguous().numpy().astype("<f4")
+        entry.update(values=_base64(values), width=values.shape[1], shared=parts.shared)
     else:
         some = _beforehand(table, rows)
         total = steps(rows, some)

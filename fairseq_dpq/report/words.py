@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from fairseq_dpq.checkpoints.compaction import Progress
-from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.printable import printable
+from fairseq_dpq.files.compaction import Progress
+from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.report.models import Model, TableView
 from fairseq_dpq.report.neighbours import nearest, overlap, steps
 
@@ -72,7 +71,7 @@ def word_facts(
         found = nearest(table.rows, table.n, asked, k, table.padding_idx, report)
         for at, (word, row) in enumerate(rows.items()):
             facts: dict[str, Any] = {"row": row}
-            if table.coded is not None:
+            if table.parts is not None:
                 facts["codes"] = table.codes()[row].tolist()
             facts["neighbours"] = [
                 {"symbol": table.symbol(other), "row": other, "cosine": round(cosine, 4)}

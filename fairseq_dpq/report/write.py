@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.checkpoints.compaction import Progress
-from fairseq_dpq.checkpoints.errors import CheckpointError
-from fairseq_dpq.checkpoints.writing import check_target, write_whole
 from fairseq_dpq.figures.style import FiguresUnavailable, require_matplotlib
+from fairseq_dpq.files.compaction import Progress
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.writer import check_target, write_whole
 from fairseq_dpq.report.build import build_report
 from fairseq_dpq.report.curves import Curves
 from fairseq_dpq.report.drawing import draw_figures

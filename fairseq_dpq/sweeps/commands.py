@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shlex
-import shutil
+import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.config import flag, flag_fields, flag_type
-from fairseq_dpq.sweeps.errors import SweepError
+import fairseq_dpq
+from fairseq_dpq.config import flag, option_type
+from fairseq_dpq.fairseq_plugin.options import flag_fields
+from fairseq_dpq.runs.folder import RunsError
+from fairseq_dpq.runs.runner import Step
 from fairseq_dpq.sweeps.grid import Point
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
+_PACKAGE = Path(fairseq_dpq.__file__).resolve().parent
+_ROOT = _PACKAGE.parent
 _TRAIN = _ROOT / "scripts" / "train.sh"
 # Flags that the sweep sets, and those that would keep it from reading results or going on.
 _OWN = {"--save-dir": True, "--log-format": True, "--log-file": True}
 _LOST = {"--no-save": False, "--no-last-checkpoints": False}
 CHECKPOINTS = "checkpoints"
-
-
-@dataclass(frozen=True)
-class Command:
-    """One run's words and what its environment adds."""
-
-    words: list[str]
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def text(self) -> str:
-        """As one could type it."""
-        settings = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        return " ".join([*settings, shlex.join(self.words)])
 
 
 @dataclass(frozen=True)
@@ -46,45 +39,71 @@ class Base:
     recipe: str | None = None
     launcher: tuple[str, ...] = ()
 
-    def check(self) -> None:
-        """Refuse what cannot be trained."""
+    def check(self, point: Point, folder: Path) -> None:
+        """Refuse what cannot be trained: parse the command of a point as fairseq-train would."""
         if self.recipe is not None:
             if not _TRAIN.is_file():
-                raise SweepError(
+                raise RunsError(
                     f"--recipe {self.recipe}: recipes are in the checkout of fairseq-dpq, not in "
                     "the installed package; give the fairseq-train command after --"
                 )
             if not (_ROOT / "recipes" / f"{self.recipe}.conf").is_file():
                 names = sorted(path.stem for path in (_ROOT / "recipes").glob("*.conf"))
-                raise SweepError(f"--recipe {self.recipe}: choose of {', '.join(names)}")
-            return
-        if not self.words:
-            raise SweepError("give --recipe NAME, or a command: -- fairseq-train DATA --arch ...")
-        if any("hydra-train" in word for word in self.words[:4]):
-            raise SweepError("fairseq-hydra-train has other flags; give a fairseq-train command")
+                raise RunsError(f"--recipe {self.recipe}: choose one of {', '.join(names)}")
+        elif not self.words:
+            raise RunsError("give --recipe NAME, or a command: -- fairseq-train DATA --arch ...")
+        elif any("hydra-train" in word for word in self.words[:4]):
+            raise RunsError("fairseq-hydra-train has other flags; give a fairseq-train command")
+        step = self.step(point, folder)
+        words = step.words[len(self.launcher) :]
+        if self.recipe is not None:
+            words = _printed(words, step.environment)
+        if Path(words[0]).name == "fairseq-train":
+            parse(words[1:])
 
-    def command(self, point: Point, folder: Path) -> Command:
-        """The command of one point, whose files go to `folder`."""
+    def step(self, point: Point, folder: Path) -> Step:
+        """The training of one point, whose files go to `folder`."""
         own = ["--save-dir", str(folder / CHECKPOINTS), "--log-format", "json"]
         own = [*point.flags(), *own, "--no-epoch-checkpoints"]
         given = without(self.words, {**_OWN, **_LOST, **_dpq_flags(point)})
-        if self.recipe is None:
-            words = [find_program(given[0]), *given[1:], *own]
-            return Command([*self.launcher, *words])
-        words = ["sh", str(_TRAIN), self.recipe, point.method or "full", *given, *own]
-        # The recipe's own sharing is turned off: each point has its own.
-        return Command([*self.launcher, *words], {"SHARE": "0", "PYTHON": sys.executable})
+        if self.recipe is not None:
+            words = ["sh", str(_TRAIN), self.recipe, point.method or "full", *given, *own]
+            # The recipe's own sharing is turned off: each point has its own.
+            environment = {"SHARE": "0", "PYTHON": sys.executable}
+            return Step("train", [*self.launcher, *words], environment, resumes=True)
+        is_train = Path(given[0]).name == "fairseq-train"
+        if is_train and not any(word.split("=")[0] == "--user-dir" for word in given):
+            own = ["--user-dir", str(_PACKAGE), *own]
+        return Step("train", [*self.launcher, *given, *own], resumes=True)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "words": list(self.words),
-            "recipe": self.recipe,
-            "launcher": list(self.launcher),
-        }
 
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> Base:
-        return cls(tuple(raw["words"]), raw["recipe"], tuple(raw["launcher"]))
+def _printed(words: list[str], environment: dict[str, str]) -> list[str]:
+    """The command that a recipe prints, without running it."""
+    dry = {**os.environ, **environment, "DRY_RUN": "1"}
+    done = subprocess.run(words, env=dry, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RunsError((done.stderr.strip() or "train.sh failed").splitlines()[-1])
+    return shlex.split(done.stdout)
+
+
+def parse(words: Sequence[str]) -> Any:
+    """The options of fairseq-train; RunsError with its own message for what it would refuse."""
+    from fairseq import options
+
+    import fairseq_dpq.fairseq_plugin  # noqa: F401 - its flags
+
+    said, old = io.StringIO(), sys.argv
+    sys.argv = ["fairseq-train", *words]  # --user-dir is read from there
+    try:
+        with contextlib.redirect_stderr(said):
+            return options.parse_args_and_arch(options.get_training_parser(), list(words))
+    except SystemExit:
+        lines = said.getvalue().strip().splitlines() or ["error: it cannot be parsed"]
+        raise RunsError(f"fairseq-train refuses the command: {lines[-1]}") from None
+    except (ValueError, OSError, ImportError) as error:
+        raise RunsError(f"fairseq-train refuses the command: {error}") from error
+    finally:
+        sys.argv = old
 
 
 def _dpq_flags(point: Point) -> dict[str, bool]:
@@ -92,7 +111,7 @@ def _dpq_flags(point: Point) -> dict[str, bool]:
     of DPQ."""
     grid = ("K", "D", "method", "share_subspaces")
     return {
-        flag(f.name): flag_type(f) is not bool
+        flag(f.name): option_type(f) is not bool
         for f in flag_fields()
         if point.method is None or f.name in grid
     }
@@ -111,11 +130,3 @@ def without(words: Sequence[str], flags: dict[str, bool]) -> list[str]:
         else:
             out.append(word)
     return out
-
-
-def find_program(name: str) -> str:
-    """The program beside this Python, or on the PATH, or the name itself."""
-    if os.sep in name:
-        return name
-    beside = Path(sys.executable).parent / name
-    return str(beside) if beside.exists() else shutil.which(name) or name

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 from fairseq_dpq.figures import style
+from fairseq_dpq.runs.logs import lower_is_better
 from fairseq_dpq.sweeps.grid import FULL
-from fairseq_dpq.sweeps.logs import lower_is_better
 from fairseq_dpq.sweeps.results import Result, front
 
 _CELL, _EDGE = 0.62, 1.0  # inches of a cell, and of labels around a panel

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Sequence
 
 from fairseq_dpq.config import flag
 from fairseq_dpq.methods import METHODS
-from fairseq_dpq.methods.base import KeyedMethod
+from fairseq_dpq.methods.keyed import KeyedMethod
+from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.sizes import MAX_K
-from fairseq_dpq.sweeps.errors import SweepError
 
 METHODS_WITH_CODES = [name for name, method in METHODS.items() if method.has_codes]
 # The default; the others are baselines, some of which need files.
@@ -66,20 +66,6 @@ class Grid:
         out.sort(key=lambda p: p.K * p.D)
         return [FULL, *out] if self.full else out
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "K": list(self.K),
-            "D": list(self.D),
-            "methods": list(self.methods),
-            "shared": list(self.shared),
-            "full": self.full,
-        }
-
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> Grid:
-        axes = {name: tuple(raw[name]) for name in ("K", "D", "methods", "shared")}
-        return cls(**axes, full=bool(raw["full"]))
-
 
 def make_grid(
     K: Sequence[int],
@@ -91,13 +77,15 @@ def make_grid(
     """A checked grid, each value once and in order."""
     for value in K:
         if not 2 <= value <= MAX_K:
-            raise SweepError(f"{flag('K')} {value}: must be from 2 to {MAX_K}; try 32")
+            raise RunsError(f"{flag('K')} {value}: must be from 2 to {MAX_K}; try 32")
     for value in D:
         if value < 1:
-            raise SweepError(f"{flag('D')} {value}: must be 1 or more; try 16")
+            raise RunsError(f"{flag('D')} {value}: must be 1 or more; try 16")
     for name in methods:
         if name not in METHODS_WITH_CODES:
-            raise SweepError(f"{flag('method')} {name}: choose of {', '.join(METHODS_WITH_CODES)}")
+            raise RunsError(
+                f"{flag('method')} {name}: choose one of {', '.join(METHODS_WITH_CODES)}"
+            )
     return Grid(
         tuple(sorted(set(K))),
         tuple(sorted(set(D))),

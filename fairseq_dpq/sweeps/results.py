@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Iterable, Sequence
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint
 from fairseq_dpq.choosing_sizes import compact_bytes
-from fairseq_dpq.sweeps.errors import SweepError
+from fairseq_dpq.files.checkpoint import Checkpoint
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.runs.folder import RunsError
+from fairseq_dpq.runs.logs import RunLog, lower_is_better
+from fairseq_dpq.runs.runner import Facts, Job
+from fairseq_dpq.sweeps.commands import CHECKPOINTS
 from fairseq_dpq.sweeps.grid import Point
-from fairseq_dpq.sweeps.logs import lower_is_better
 
-RESULT = "result.json"
 LINES = "results.jsonl"
 
 
@@ -58,15 +59,41 @@ class Result:
             return None
         return spent / self.updates
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     @classmethod
-    def from_json(cls, text: str) -> Result:
-        """Read a line; entries of a newer version are left out."""
-        raw = json.loads(text)
-        names = {f.name for f in fields(cls)}
-        return cls(**{name: value for name, value in raw.items() if name in names})
+    def from_facts(cls, raw: Any) -> Result:
+        """Read a line or a result.json; entries of a newer version are left out."""
+        own = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
+        for f in fields(cls):
+            kinds: Any = _KINDS[str(f.type).split("[")[0].split(" ")[0]]
+            missing = own.get(f.name) is None and (f.name not in own or "None" in str(f.type))
+            if not missing and not isinstance(own[f.name], kinds):
+                raise ValueError(f"{f.name} is {own[f.name]!r}")
+        result = cls(**own)
+        if not all(isinstance(score, (int, float)) for score in result.scores.values()):
+            raise ValueError(f"scores are {result.scores!r}")
+        return result
+
+
+_KINDS = {"str": str, "int": int, "bool": bool, "float": (int, float), "dict": dict}
+
+
+def finish(point: Point, job: Job, steps: list[Facts]) -> Facts:
+    """What result.json holds of a training that has ended."""
+    log = RunLog(job.folder / "train.log")
+    log.read()
+    if not log.valid:
+        raise RunsError("it ended without a validation")
+    try:
+        sizes, warmup = measure(job.folder / CHECKPOINTS)
+    except CheckpointError as error:
+        raise RunsError(str(error)) from error
+    usage = {key: steps[0][key] for key in ("seconds", "cpu_seconds", "peak_bytes", "attempts")}
+    return {
+        **{"method": point.method, "K": point.K, "D": point.D, "shared": point.shared},
+        # During the warm-up a validation is one of a full table.
+        **{"scores": log.best(after=warmup), "updates": log.updates, "command": job.commands()[0]},
+        **{"gpu_gb_free": log.gpu_gb_free, **usage, **sizes},
+    }
 
 
 def measure(checkpoints: Path) -> tuple[dict[str, Any], int]:
@@ -81,12 +108,11 @@ def measure(checkpoints: Path) -> tuple[dict[str, Any], int]:
         return {}, 0
     full = bits = small = warmup = 0
     for table in record.tables.values():
-        n, d, c = table.num_embeddings, table.embedding_dim, table.config
-        assert c.D is not None  # a record has it
+        n, d, c = table.num_embeddings, table.embedding_dim, table.options
         full += 4 * n * d
-        bits += c.compact_bits(n, d)
-        small += compact_bytes(n, d, c.K, c.D, c.share_subspaces)
-        warmup = max(warmup, c.warmup_updates or 0)
+        bits += table.config.compact_bits(n, d)
+        small += compact_bytes(n, d, c["K"], c["D"], c.get("share_subspaces", False))
+        warmup = max(warmup, c.get("warmup_updates") or 0)
     sizes = {"full_bytes": full, "bytes": small}
     return {**sizes, "ratio": full / small, "formula_ratio": 8 * full / bits}, warmup
 
@@ -106,19 +132,12 @@ def read_results(out: Path) -> list[Result]:
     """All results of a sweep's folder."""
     path = out / LINES
     if not path.is_file():
-        raise SweepError(f"{out} has no {LINES}: it is not the --out of a sweep")
+        raise RunsError(f"{out} has no {LINES}: it is not the --out of a sweep")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        return with_full_sizes(Result.from_json(line) for line in lines if line)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise SweepError(f"{path} is damaged: {error}") from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+        return with_full_sizes(Result.from_facts(json.loads(line)) for line in lines if line)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise RunsError(f"{path} is damaged: {error}") from error
 
 
 def choose_metric(results: Sequence[Result], wanted: str | None) -> str:
@@ -129,7 +148,7 @@ def choose_metric(results: Sequence[Result], wanted: str | None) -> str:
     if wanted is None:
         return next((name for name in ("ppl", "loss") if name in known), next(iter(known), "loss"))
     if known and wanted not in known:
-        raise SweepError(
+        raise RunsError(
             f"--metric {wanted}: the runs have {', '.join(sorted(known))}; a BLEU score needs "
             "--eval-bleu in the command"
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +18,19 @@ from fairseq_dpq import (
     compact,
     compress,
     load_compact,
-    register_with_transformers,
     save_compact,
 )
 
 transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
 
 
-def gpt2() -> Any:
+def gpt2(tied: bool = True) -> Any:
     """1000 x 64, two layers, the head tied to the input table."""
     torch.manual_seed(0)
     sizes = {"n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4}
-    config = transformers.GPT2Config(vocab_size=1000, bos_token_id=0, eos_token_id=1, **sizes)
+    ends = {"bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": tied}
+    config = transformers.GPT2Config(vocab_size=1000, **ends, **sizes)
     return transformers.GPT2LMHeadModel(config).eval()
 
 
@@ -43,7 +47,7 @@ def generated(model: Any) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def small() -> Any:
     model = gpt2()
-    compress(model, min_rows=500)
+    compress(model, K=32, min_rows=500)
     return model
 
 
@@ -72,7 +76,6 @@ def test_save_pretrained_and_from_pretrained(small: Any, folder: Path) -> None:
     full = sum(p.numel() for p in gpt2().parameters()) * 4
     # 1000 rows of 32 codes of 5 bits, 32 x 64 values; the header takes some 3 kB
     assert size < full - 256_000 + 20_000 + 8_192 + 4_000
-    register_with_transformers()
     loaded, found = transformers.AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True
     )
@@ -103,6 +106,37 @@ def test_with_and_without_the_head(small: Any, folder: Path, tmp_path: Path) -> 
     assert torch.equal(headed(ids()).logits, small(ids()).logits)
 
 
+@pytest.mark.parametrize("order", ["fairseq_dpq, transformers", "transformers, fairseq_dpq"])
+def test_a_program_that_only_loads(order: str, small: Any, folder: Path) -> None:
+    """It imports both, in any order; a program without transformers does not import it."""
+    code = (
+        f"import torch, {order}\n"
+        "torch.set_grad_enabled(False)\n"
+        f"model = transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})\n"
+        f"print(float(model(torch.tensor({ids().tolist()})).logits.double().sum()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        right = float(small(ids()).logits.double().sum())
+    assert float(done.stdout) == pytest.approx(right, rel=1e-5)
+
+
+def test_transformers_is_loaded_only_when_needed() -> None:
+    """Not by this package alone; a program that has imported it may not have loaded its models."""
+    code = (
+        "import sys, fairseq_dpq, torch\n"
+        "print('transformers' in sys.modules)\n"
+        "import transformers\n"
+        "model = torch.nn.Sequential(torch.nn.Embedding(50, 8))\n"
+        "fairseq_dpq.compress(model, K=4, which='0')\n"
+        "from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING\n"
+        "print('fairseq_dpq' in AUTO_QUANTIZER_MAPPING)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\nTrue\n", done.stderr
+
+
 def test_another_dtype(folder: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     assert model.transformer.wte(ids()).dtype == torch.bfloat16
@@ -112,7 +146,6 @@ def test_another_dtype(folder: Path) -> None:
 def test_trained_then_compact(tmp_path: Path) -> None:
     model = gpt2()
     compress(model, min_rows=500, trainable=True)
-    assert getattr(model, "hf_quantizer", None) is None
     model.train()(ids(), labels=ids()).loss.backward()
     assert float(model.transformer.wte.query.grad.abs().sum()) > 0
     model.eval()
@@ -208,6 +241,115 @@ def test_tables_with_a_scale(kind: str, dtype: torch.dtype, tmp_path: Path) -> N
         assert torch.allclose(loaded(input_ids=tokens).logits, right, rtol=0, atol=exact)
 
 
+class Encoder(torch.nn.Module):
+    """A module that contains a Hugging Face model and saves it by that model's own function, as
+    sentence-transformers does."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList([torch.nn.ModuleDict({"model": model})])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.parts[0]["model"](tokens).last_hidden_state.mean(1)
+
+    def save(self, folder: Path) -> None:
+        self.parts[0]["model"].save_pretrained(folder)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("trainable", [False, True])
+def test_models_inside_another_module(trainable: bool, tmp_path: Path) -> None:
+    model = Encoder(gpt2().transformer)
+    report = compress(model, min_rows=500, trainable=trainable)
+    assert report.tables[0].path == "parts.0.model.wte"
+    model.save(tmp_path)
+    loaded = Encoder(transformers.AutoModel.from_pretrained(tmp_path))
+    assert torch.equal(loaded(ids()), model(ids()))
+    if trainable:
+        compact(model)
+        model.save(tmp_path / "small")
+        loaded = Encoder(transformers.AutoModel.from_pretrained(tmp_path / "small"))
+        assert isinstance(loaded.parts[0]["model"].wte, CompactEmbedding)
+        assert torch.equal(loaded(ids()), model(ids()))
+
+
+@torch.no_grad()
+def test_a_sentence_transformer(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    words = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *map(str, range(600))])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special)
+    sizes = {"vocab_size": 602, "hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 32}
+    bert = transformers.BertModel(transformers.BertConfig(num_attention_heads=2, **sizes))
+    bert.save_pretrained(tmp_path / "full")
+    fast.save_pretrained(tmp_path / "full")
+    model = library.SentenceTransformer(str(tmp_path / "full"), device="cpu")
+    texts = ["1 2 3", "500 501", "7"]
+    full = model.encode(texts)
+    compress(model, min_rows=500)
+    right = model.encode(texts)
+    assert not (right == full).all()
+    model.save(str(tmp_path / "small"))
+    loaded = library.SentenceTransformer(str(tmp_path / "small"), device="cpu")
+    assert (loaded.encode(texts) == right).all()
+
+
+@torch.no_grad()
+def test_a_model_saved_without_its_head_after_it(small: Any, tmp_path: Path) -> None:
+    """Both have one config object: each save describes the model that is saved."""
+    model = copy.deepcopy(small)
+    model.transformer.save_pretrained(tmp_path / "base")
+    model.save_pretrained(tmp_path / "headed")
+    base = transformers.GPT2Model.from_pretrained(tmp_path / "base")
+    headed = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "headed")
+    assert torch.equal(headed(ids()).logits, small(ids()).logits)
+    right = small.transformer(ids()).last_hidden_state
+    assert torch.equal(base(ids()).last_hidden_state, right)
+    described = json.loads((tmp_path / "base" / "config.json").read_text())["quantization_config"]
+    assert list(described["tensors"]) == ["wte"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"method": "sx"}, {"method": "low_rank", "rank": 8}])
+def test_the_training_form_is_kept(settings: dict[str, Any], tied: bool, tmp_path: Path) -> None:
+    model = gpt2(tied)
+    compress(model, which="transformer.wte", trainable=True, **settings)
+    model.train()(ids())  # moves statistics
+    model.eval().save_pretrained(tmp_path)
+    loaded, found = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert not any(found.values())
+    mine, theirs = model.state_dict(), loaded.state_dict()
+    assert list(mine) == list(theirs) and all(torch.equal(mine[k], theirs[k]) for k in mine)
+    assert torch.equal(loaded(ids()).logits, model(ids()).logits)
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    assert {name: p.requires_grad for name, p in loaded.named_parameters()} == trained
+    half = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    kinds = {p.dtype for p in half.parameters()}, {b.dtype for b in half.transformer.wte.buffers()}
+    assert kinds[0] == {torch.bfloat16} and kinds[1] <= {torch.float32}
+
+
+@torch.no_grad()
+def test_tiers_keep_their_16_bits(tmp_path: Path) -> None:
+    """Whatever the dtype of the model: bfloat16 would round their values."""
+    model = gpt2()
+    compress(model, which="transformer.wte", calibrate=[ids()])
+    model.save_pretrained(tmp_path)
+    for dtype in (torch.float32, torch.bfloat16):
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+        mine, theirs = model.transformer.wte, loaded.transformer.wte
+        for tier, other in zip(mine.tiers, theirs.tiers):
+            assert torch.equal(tier.values, other.values)
+        assert torch.equal(mine.correction, theirs.correction)
+        assert theirs(ids()).dtype == dtype
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(ids()).logits, model(ids()).logits)
+
+
 def _damage(folder: Path, change: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     change(config["quantization_config"])
@@ -225,7 +367,7 @@ def test_damaged_files_are_refused(small: Any, tmp_path: Path) -> None:
     start = 8 + int.from_bytes(data[:8], "little")
     data[start + header["transformer.wte.codes"]["data_offsets"][0] + 5] ^= 4
     file.write_bytes(data)
-    with pytest.raises(ValueError, match=r"transformer\.wte: codes do not match their checksum"):
+    with pytest.raises(ValueError, match=r"transformer\.wte: codes does not match"):
         load()
     small.save_pretrained(tmp_path)
     _damage(tmp_path, lambda q: q["tables"]["tables"]["transformer.wte"].update(num_embeddings=9))
@@ -237,10 +379,39 @@ def test_damaged_files_are_refused(small: Any, tmp_path: Path) -> None:
         load()
 
 
+def _drop(name: str) -> Any:
+    return lambda q: q.pop(name)
+
+
+@pytest.mark.parametrize(
+    "change,why",
+    [
+        (_drop("tables"), "'version' is missing"),
+        (_drop("tensors"), "expected the names of those of transformer.wte, found None"),
+        (lambda q: q.update(tables=[1]), "expected dict"),
+        (lambda q: q.update(tensors=["transformer.wte"]), "expected the names"),
+        (lambda q: q.update(tensors={"transformer.wte": 7}), "expected the names .* found 7"),
+        (lambda q: q.update(tensors={"transformer.wte": ["a..b"]}), r"found \['a\.\.b'\]"),
+        (lambda q: q.update(bits=4), "unknown entry bits"),
+        (lambda q: q["tables"].update(version="x"), "version: expected int"),
+    ],
+)
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_damaged_config_is_one_line(
+    change: Any, why: str, trainable: bool, tmp_path: Path
+) -> None:
+    model = gpt2()
+    compress(model, min_rows=500, K=4, trainable=trainable)
+    model.save_pretrained(tmp_path)
+    _damage(tmp_path, change)
+    with pytest.raises(ValueError, match=why) as caught:
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert "\n" not in str(caught.value) and "quantization_config" in str(caught.value)
+
+
 def test_compression_is_not_done_while_loading(tmp_path: Path) -> None:
     from fairseq_dpq.any_model.huggingface import CompactConfig
 
-    register_with_transformers()
     gpt2().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="pre-quantized"):
         transformers.AutoModelForCausalLM.from_pretrained(

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from fairseq_dpq import SavedModelError, compress, load_compact, save_compact
-from fairseq_dpq.checksums import text_crc32
+from fairseq_dpq.any_model import saving
+from fairseq_dpq.files.record import TablesRecord
 from helpers.any_model import ROWS, SIZE, Toy, some_ids, toy
 
 
@@ -35,9 +41,8 @@ def test_round_trip(tmp_path: Path) -> None:
     model, ids = toy(), some_ids()
     report = compress(model, K=8, min_rows=100)
     written = save_compact(model, tmp_path / "new" / "folder")
-    files = sorted((tmp_path / "new" / "folder").iterdir())
-    assert [file.name for file in files] == ["compact.json", "model.safetensors"]
-    assert written == sum(file.stat().st_size for file in files)
+    (file,) = (tmp_path / "new" / "folder").iterdir()
+    assert file.name == "model.safetensors" and written == file.stat().st_size
     assert report.model_after < written < report.model_after + 6000  # names, record, checksums
     other = Toy().eval()  # other numbers than the first
     loaded = load_compact(tmp_path / "new" / "folder", other)
@@ -171,6 +176,13 @@ def _renamed() -> nn.Module:
     return model
 
 
+def _rounded() -> nn.Module:
+    model = Toy()
+    weight = model.position.weight.to(torch.int8)
+    model.position.weight = nn.Parameter(weight, requires_grad=False)
+    return model
+
+
 def _wider() -> nn.Module:
     model = Toy()
     model.position = nn.Embedding(51, SIZE)
@@ -185,6 +197,7 @@ def _wider() -> nn.Module:
         (_unshared, "first is shared with same in the model, second and same as saved"),
         (_without, "the model has no bag.weight"),
         (_renamed, "the model has no embedding table token; it has first, "),
+        (_rounded, "position.weight is torch.int8 in the model, torch.float32 as saved"),
         (_wider, r"position.weight has shape \(51, 16\) in the model, \(50, 16\) as saved"),
     ],
 )
@@ -200,31 +213,42 @@ def test_another_model_is_refused_and_left_alone(
     assert list(after) == list(before) and all(torch.equal(before[k], after[k]) for k in after)
 
 
+def _recorded(folder: Path, record: Any) -> None:
+    """Give a saved model another record, with checksums that fit."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a dict
+    meta = saving.metadata("Toy", {"kind": "model", "record": record}, tensors)
+    (folder / "model.safetensors").unlink()
+    save_file(tensors, str(folder / "model.safetensors"), meta)
+
+
 def test_missing_and_foreign_files(copied: Path) -> None:
-    with pytest.raises(SavedModelError, match=r"has no compact\.json: not a saved model"):
+    with pytest.raises(SavedModelError, match=r"has no model\.safetensors: not a saved model"):
         load_compact(copied / "nowhere", Toy())
-    model = toy()
-    compress(model, K=4, min_rows=100)
-    save_compact(model, copied.parent / "second")
-    shutil.copy(copied.parent / "second" / "compact.json", copied)
-    with pytest.raises(SavedModelError, match=r"does not belong to the compact\.json beside it"):
-        load_compact(copied, Toy())
     (copied / "model.safetensors").write_bytes(b"no")
     with pytest.raises(SavedModelError, match="is not a safetensors file"):
         load_compact(copied, Toy())
 
 
+def _nested(depth: int) -> Any:
+    out: Any = []
+    for _ in range(depth):
+        out = [out]
+    return out
+
+
 @pytest.mark.parametrize(
-    "text,why",
+    "record,why",
     [
-        ("{}", "'version' is missing"),
-        ("[" * 100_000, "nested too deeply|is damaged"),
-        ("\xff", "can't decode|is damaged"),
-        ('{"version": 99}', "format is version 99"),
+        ({}, "'version' is missing"),
+        (_nested(400), "expected dict"),
+        (None, "expected dict, found None"),
+        ("{}", "expected dict, found '{}'"),
+        ({"version": 99}, "format is version 99"),
     ],
 )
-def test_hostile_records(copied: Path, text: str, why: str) -> None:
-    (copied / "compact.json").write_bytes(text.encode("latin-1"))
+def test_hostile_records(copied: Path, record: Any, why: str) -> None:
+    _recorded(copied, record)
     with pytest.raises(SavedModelError, match=why) as caught:
         load_compact(copied, Toy())
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
@@ -232,22 +256,80 @@ def test_hostile_records(copied: Path, text: str, why: str) -> None:
 
 def test_a_forged_record_is_compared_with_the_tensors(copied: Path) -> None:
     """With checksums that fit, what it claims must still fit the tensors."""
-    from fairseq_dpq.any_model import saving
-    from fairseq_dpq.record import TablesRecord
-
-    record, opened = saving._open(copied)
+    record, _ = saving._open(copied)
     record.tables["token"].form["share_subspaces"] = True
-    text = json.dumps(json.loads(record.to_json()))
+    text = record.to_json()
     assert TablesRecord.from_json(text).tables["token"].form["share_subspaces"]
-    tensors = {key: tensor.clone() for key, tensor in opened.tensors.items()}
-    from safetensors.torch import save_file
-
-    config = {"kind": "model", "record_crc32": text_crc32(text)}
-    meta = saving.metadata("Toy", config, tensors)
-    (copied / "compact.json").write_text(text)
-    save_file(tensors, str(copied / "model.safetensors"), meta)
+    _recorded(copied, json.loads(text))
     with pytest.raises(SavedModelError, match="token: size mismatch for values"):
         load_compact(copied, Toy())
+
+
+def test_the_file_is_safetensors(saved: Path) -> None:
+    """Their library reads what ours writes."""
+    model = load_compact(saved, Toy())
+    with safe_open(saved / "model.safetensors", "pt") as file:
+        assert torch.equal(file.get_tensor("bag.weight"), model.bag.weight)
+        assert torch.equal(file.get_tensor("token.codes"), model.token.codes)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs file modes")
+def test_modes_follow_the_umask(tmp_path: Path) -> None:
+    model = toy()
+    compress(model, K=4, min_rows=100)
+    for mask, mode in ((0o022, 0o644), (0o027, 0o640)):
+        before = os.umask(mask)
+        try:
+            save_compact(model, tmp_path / oct(mask))
+        finally:
+            os.umask(before)
+        file = tmp_path / oct(mask) / "model.safetensors"
+        assert file.stat().st_mode & 0o777 == mode
+
+
+_KILLED = """
+import os, random, signal, sys, time
+import torch
+from fairseq_dpq import compress, load_compact, save_compact
+from helpers.any_model import some_ids, toy
+
+folder, kills = sys.argv[1], int(sys.argv[2])
+rng, models = random.Random(0), []
+for K in (4, 8):
+    models.append(toy())
+    compress(models[-1], K=K, min_rows=100)
+right = [model(some_ids()) for model in models]
+start = time.time()
+save_compact(models[0], folder)
+took, litter = time.time() - start, 0
+for _ in range(kills):
+    child = os.fork()
+    if not child:
+        while True:
+            for model in models:
+                save_compact(model, folder)
+    time.sleep(4 * took * rng.random())
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    litter += len(os.listdir(folder)) > 1
+    out = load_compact(folder, toy())(some_ids())
+    assert any(torch.equal(out, one) for one in right)
+save_compact(models[0], folder)
+print(litter, *os.listdir(folder))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_while_saving(tmp_path: Path) -> None:
+    """One of the two models loads after each kill, and the next save removes what is left."""
+    tests = str(Path(__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, tests]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", _KILLED, str(tmp_path), "10"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    litter, *files = done.stdout.split()
+    assert int(litter) > 0, "no kill came while a file was written"
+    assert files == ["model.safetensors"]
 
 
 def test_damaged_bytes_are_noticed(copied: Path) -> None:
@@ -255,22 +337,22 @@ def test_damaged_bytes_are_noticed(copied: Path) -> None:
     rng, ids = random.Random(0), some_ids()
     right = load_compact(copied, Toy())(ids)
     wrong = 0
-    for name, times in (("model.safetensors", 60), ("compact.json", 30)):
-        whole = (copied / name).read_bytes()
-        for _ in range(times):
-            damaged = bytearray(whole)
-            damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
-            (copied / name).write_bytes(damaged)
-            try:
-                found = load_compact(copied, Toy())(ids)
-            except SavedModelError as error:
-                assert "\n" not in str(error)
-                wrong += 1
-            else:
-                assert torch.equal(found, right)
-        for length in (0, 7, 100, len(whole) - 1):
-            (copied / name).write_bytes(whole[:length])
-            with pytest.raises(SavedModelError):
-                load_compact(copied, Toy())
-        (copied / name).write_bytes(whole)
+    file = copied / "model.safetensors"
+    whole = file.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for i in range(90):
+        damaged = bytearray(whole)
+        damaged[rng.randrange(header if i % 3 == 0 else len(whole))] ^= 1 << rng.randrange(8)
+        file.write_bytes(damaged)
+        try:
+            found = load_compact(copied, Toy())(ids)
+        except SavedModelError as error:
+            assert "\n" not in str(error)
+            wrong += 1
+        else:
+            assert torch.equal(found, right)
+    for length in (0, 7, 100, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        with pytest.raises(SavedModelError):
+            load_compact(copied, Toy())
     assert wrong > 80

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_form
 from fairseq_dpq.cli import compact, export, inspect, quantize
+from fairseq_dpq.files.checkpoint import Checkpoint, stored_form
+from fairseq_dpq.files.reader import read_form
 from fairseq_dpq.forms import FORMS
-from fairseq_dpq.forms.files import from_file
 from helpers.tool_runs import TF, score, train
 from helpers.toy_checkpoints import load
 
@@ -23,6 +23,7 @@ FLAGS = {
     "product_codes": ["--dpq-K", "4", "--dpq-D", "8"],
     "scalar": ["--form", "scalar", "--bits", "3"],
     "low_rank": ["--form", "low_rank", "--dpq-rank", "6"],
+    "tiers": ["--form", "tiers", "--ratio", "4"],
     "additive_codes": [
         "--form",
         "additive_codes",
@@ -36,6 +37,7 @@ FLAGS = {
 }
 # Squared; the tables are almost random. Half a bit for each number, 3 bits, rank 6 of 32.
 LARGEST_ERROR = {"product_codes": 0.6, "scalar": 0.035, "low_rank": 0.65, "additive_codes": 0.6}
+LARGEST_ERROR["tiers"] = 0.2  # by the order of ids
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def test_quantize_generate_inspect_export(kind: str, corpus, full, tmp_path, cap
 
     file = tmp_path / "table.safetensors"
     assert export.main([str(small), str(file), "--table", ENCODER]) == 0
-    assert torch.equal(from_file(file, FORMS).dense(), tables[ENCODER])
+    assert torch.equal(read_form(file, FORMS).dense(), tables[ENCODER])
 
 
 def test_low_rank_from_training_to_translation(corpus, tmp_path, capsys) -> None:

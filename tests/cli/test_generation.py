@@ -1,5 +1,5 @@
-"""Generation with a compact table that the output layer is tied to: the dense table is kept from
-its first use on, and nowhere else."""
+"""Generation with a compact table and a tied output layer: logits come from the codes. With
+exact logits the dense table is kept from its first use on, and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_dpq import native
 from fairseq_dpq.cli import compact
-from fairseq_dpq.config import DPQConfigError
 from helpers.tool_runs import TF, train
 from helpers.toy_checkpoints import load
 
@@ -35,10 +35,11 @@ def small(corpus, tmp_path_factory) -> Path:
     return folder / "small.pt"
 
 
-def _model(path: Path) -> Any:
+def _model(path: Path, exact: bool = True) -> Any:
     from fairseq import checkpoint_utils
 
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    changes = {"dpq_exact_logits": exact}
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], changes)
     return model
 
 
@@ -182,6 +183,8 @@ def test_one_product_with_the_table_for_all_hypotheses(small) -> None:
 def test_logits_from_codes_without_a_dense_table(small, monkeypatch) -> None:
     from fairseq_dpq import CompactEmbedding
 
+    if not native.available():
+        pytest.skip("the native library is not built: PyTorch multiplies by the dense table")
     model = _model(small).eval()
     model.make_generation_fast_()
     scores, sentences = _scores(model), _generate(model)
@@ -189,10 +192,9 @@ def test_logits_from_codes_without_a_dense_table(small, monkeypatch) -> None:
     def refuse(self: Any) -> torch.Tensor:
         raise AssertionError("a dense table was built")
 
-    monkeypatch.setenv("FAIRSEQ_DPQ_LOGITS", "codes")
     monkeypatch.setattr(CompactEmbedding, "dense", refuse)
     for prepared in (False, True):
-        model = _model(small).eval()
+        model = _model(small, exact=False).eval()
         if prepared:
             model.make_generation_fast_()
         found = _scores(model)
@@ -204,7 +206,20 @@ def test_logits_from_codes_without_a_dense_table(small, monkeypatch) -> None:
     assert len(copy.deepcopy(model).decoder.output_projection.weight) == scores.shape[-1]
 
 
-def test_a_wrong_word_for_the_logits_is_named(small, monkeypatch) -> None:
-    monkeypatch.setenv("FAIRSEQ_DPQ_LOGITS", "fast")
-    with pytest.raises(DPQConfigError, match="FAIRSEQ_DPQ_LOGITS=fast: must be codes or exact"):
-        _scores(_model(small))
+def test_the_file_says_which_logits(small, tmp_path) -> None:
+    """By default those of the codes; --exact-logits and --model-overrides change that."""
+    from fairseq import checkpoint_utils
+
+    exact = tmp_path / "exact.pt"
+    trained = str(small.with_name("checkpoint_last.pt"))
+    assert compact.main([trained, str(exact), "--exact-logits"]) == 0
+    for path, changes, want in (
+        (small, {}, False),
+        (exact, {}, True),
+        (small, {"dpq_exact_logits": True}, True),
+        (exact, {"dpq_exact_logits": False}, False),
+    ):
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], changes)
+        assert model.decoder.embed_tokens.exact_logits is want
+        dense = isinstance(model.decoder.output_projection.weight, torch.Tensor)
+        assert dense is (want or not native.available())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_dpq.cli import compact, export, inspect
-from fairseq_dpq.record import RECORD_KEY
+from fairseq_dpq.files.record import RECORD_KEY
 from helpers.toy_checkpoints import PATH, load, make_layer, make_state, save_toy
 
 
@@ -35,7 +35,7 @@ def test_training_and_compact_say_the_same(tmp_path, capsys) -> None:
 
 def test_share_of_codes_that_changed(tmp_path, capsys) -> None:
     """Of 60 symbols with 4 codes each, 6 get another code in group 2, and 3 also in group 0."""
-    layer = make_layer(method="vq", normalize=False)
+    layer = make_layer(method="vq", schedule="warmup")
     layer.values.data[3, 5] = 1e3  # a code for nobody
     first = save_toy(tmp_path / "1.pt", layer)
     codes = layer.codes().long()
@@ -60,7 +60,7 @@ def test_share_of_codes_that_changed(tmp_path, capsys) -> None:
 
 def test_entropy_by_hand(tmp_path, capsys) -> None:
     """Half the symbols have code 0 and half code 1 in one group of two: 1 bit; else 0."""
-    layer = make_layer(n=9, d=2, D=2, K=2, method="vq", normalize=False, pad=8)
+    layer = make_layer(n=9, d=2, D=2, K=2, method="vq", schedule="warmup", pad=8)
     with torch.no_grad():
         layer.values.copy_(torch.tensor([[[0.0], [1.0]], [[0.0], [1.0]]]))
         layer.query.zero_()
@@ -86,7 +86,7 @@ def test_full_checkpoint_and_what_it_would_shrink_to(tmp_path, capsys) -> None:
     (facts,) = _facts(capsys, path, "--dpq-K", 8, "--dpq-D", 4)
     (row,) = facts["embeddings"]
     assert (facts["form"], row["path"], row["aliases"]) == ("full", PATH, ["decoder.embed_tokens"])
-    assert (row["full_bytes"], row["compact_bytes"]) == (64_000, 2000 + 512 + 32)
+    assert (row["full_bytes"], row["compact_bytes"]) == (64_000, 2000 + 512)
     assert row["formula_cr"] == pytest.approx(64_000 / 2012)
     assert inspect.main([str(path), "--dpq-D", "5"]) == 0
     assert "--dpq-D 5 does not divide embedding_dim=16; try 4 or 8" in capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_full_checkpoint_and_what_it_would_shrink_to(tmp_path, capsys) -> None:
 
 
 def test_three_lines_and_what_the_others_would_bring(tmp_path, capsys) -> None:
-    """A table of 1000 x 16 becomes 2,544 bytes; another one and an output layer stay full."""
+    """A table of 1000 x 16 becomes 2,512 bytes; another one and an output layer stay full."""
     source = save_toy(tmp_path / "in.pt", make_layer(n=1000, d=16, K=8, D=4))
     state = load(source)
     state["model"]["decoder.out.embed_tokens.weight"] = torch.ones(1000, 16)
@@ -103,12 +103,12 @@ def test_three_lines_and_what_the_others_would_bring(tmp_path, capsys) -> None:
     torch.save(state, source)
     assert inspect.main([str(source)]) == 0
     rest = 836 + 1920 + 2 * 64_000
-    full, small = 64_000 + rest, 2544 + rest
-    with_table = small - 64_000 + 2544
+    full, small = 64_000 + rest, 2512 + rest
+    with_table = small - 64_000 + 2512
     lines = capsys.readouterr().out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("embeddings "))
     assert lines[at : at + 6] == [
-        f"embeddings   64,000 ->   2,544 bytes, 25.16x smaller ({6_400_000 / full:.1f} % of the "
+        f"embeddings   64,000 ->   2,512 bytes, 25.48x smaller ({6_400_000 / full:.1f} % of the "
         "model)",
         f"model       {full:,} -> {small:,} bytes, {full / small:.2f}x smaller (without optimiser "
         "state)",
@@ -139,11 +139,11 @@ def test_several_files_make_one_table_of_100_columns(tmp_path, capsys) -> None:
     rows = [line.split() for line in lines[1:5]]
     assert [row[0][-12:] for row in rows] == ["_long_run.pt"] * 2 + ["small.pt", "last.pt"]
     assert [row[1] for row in rows] == ["encoder"] * 4
-    assert [row[5:7] for row in rows] == [["2,544", "25.16"]] * 4
+    assert [row[5:7] for row in rows] == [["2,512", "25.48"]] * 4
     sizes = [line.split() for line in lines[6:11]]
     assert sizes[0] == ["file", "form", "embeddings", "ratio", "model", "ratio", "file", "bytes"]
     assert sizes[3][1:] == [
-        *("compact", "2,544", "25.16", "3,380", "19.18", f"{small.stat().st_size:,}")
+        *("compact", "2,512", "25.48", "3,348", "19.37", f"{small.stat().st_size:,}")
     ]
 
 
@@ -169,7 +169,7 @@ def test_an_exported_table(tmp_path, capsys) -> None:
     assert export.main([str(source), str(table), "--no-symbols"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{table}: {PATH}, 1000 x 16",
-        "embeddings  64,000 -> 2,544 bytes, 25.16x smaller",
+        "embeddings  64,000 -> 2,512 bytes, 25.48x smaller",
         f"file         {table.stat().st_size:,} bytes",
     ]
     full, exported = _facts(capsys, source, table)
@@ -179,7 +179,7 @@ def test_an_exported_table(tmp_path, capsys) -> None:
         assert row[name] == want[name]
     assert inspect.main([str(table)]) == 0
     text = capsys.readouterr().out
-    assert "embeddings  64,000 -> 2,544 bytes, 25.16x smaller" in text
+    assert "embeddings  64,000 -> 2,512 bytes, 25.48x smaller" in text
     assert f"file         {table.stat().st_size:,} bytes" in text
     damaged = bytearray(table.read_bytes())
     damaged[-1] ^= 1

@@ -10,10 +10,10 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_form, training_layer
 from fairseq_dpq.cli import compact, quantize
 from fairseq_dpq.fairseq_plugin.configs import read_record
-from fairseq_dpq.record import RECORD_KEY
+from fairseq_dpq.files.checkpoint import Checkpoint, stored_form, training_layer
+from fairseq_dpq.files.record import RECORD_KEY
 from helpers.tool_runs import TF, score, train
 from helpers.toy_checkpoints import PATH, load, make_layer, make_state
 
@@ -145,7 +145,7 @@ def test_says_what_is_left_full_and_what_the_whole_model_saves(tmp_path, capsys)
     source, target = _full(tmp_path / "full.pt", torch.randn(500, 8), **more), tmp_path / "o.pt"
     assert quantize.main([str(source), str(target), "--dpq-K", "32", "--dpq-D", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    small = 500 * 3 + 4 * 32 * 8 + 32  # 20 bits take 3 bytes a row
+    small = 500 * 3 + 4 * 32 * 8  # 20 bits take 3 bytes a row
     rest = 2 * 16_000 + 1600
     sizes = {"before": source.stat().st_size, "after": target.stat().st_size}
     for line in (
@@ -173,8 +173,8 @@ def test_a_high_error_is_a_warning_with_a_better_D(tmp_path, capsys) -> None:
     argv = [str(source), str(target), "--force", "--dpq-K", "16"]
     assert quantize.main([*argv, "--dpq-D", "4"]) == 0
     warning = re.search(
-        r"^warning: encoder.embed_tokens loses (\S+) % of its norm; --dpq-D (\d+) would lose about "
-        r"(\S+) % \(compression ratio (\S+)\)$",
+        r"^warning: encoder.embed_tokens loses (\S+) % of its squared norm; --dpq-D (\d+) would "
+        r"lose about (\S+) % \(compression ratio (\S+)\)$",
         capsys.readouterr().out,
         re.MULTILINE,
     )
@@ -247,7 +247,7 @@ def test_fairseq_generates_and_fine_tunes(joined, tmp_path, capsys) -> None:
     assert float((rows - table)[2:].pow(2).sum() / table[2:].pow(2).sum()) < 0.25
     flags = f"{TF} --share-all-embeddings {dpq} --finetune-from-model {start} --lr 1e-9"
     tuned = train(joined, tmp_path / "tuned", flags)
-    for name in ("query", "values", "keys"):
+    for name in ("query", "values"):  # keys follow the queries of the words that occur
         key = f"encoder.embed_tokens.{name}"
         assert torch.allclose(load(tuned)["model"][key], load(start)["model"][key], atol=1e-5)
     assert compact.main([str(tuned), str(tmp_path / "tuned.pt")]) == 0

@@ -1,13 +1,13 @@
-"""fairseq-dpq-score: BLEU worked by hand."""
+"""experiments.score: BLEU worked by hand."""
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
 
 import pytest
 
-from fairseq_dpq.cli import score
+from experiments import score
 
 
 def test_score_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,13 +16,14 @@ def test_score_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     out.write_text("D-1\t-1\tg h i j\nH-0\t-1\tx\nD-0\t-1\ta b c d , e\nD-0\t-2\tq q\n")
     tokenized.write_text("a b c d , f\ng h i j\n")
     running.write_text("a b c d, f\ng h i j\n")
-    argv = [str(out), "--reference", str(running), "--tokenized-reference", str(tokenized)]
+    argv = ["bleu", "--output", str(out), "--reference", str(running)]
+    argv += ["--tokenized-reference", str(tokenized)]
     assert score.main(argv) == 0
-    text = capsys.readouterr().out
+    found = json.loads(capsys.readouterr().out)
     # Matches of 1 to 4 words: 9/10, 7/8, 5/6, 3/4.
     expected = 100 * (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25
-    assert [float(x) for x in re.findall(r"BLEU = ([0-9.]+)", text)] == [round(expected, 2)] * 2
-    assert re.findall(r"tok:(\w+)", text) == ["13a", "none"]
+    assert [found["BLEU"], found["tokenised_BLEU"]] == [pytest.approx(expected, abs=1e-4)] * 2
+    assert "tok:13a" in found["signature"] and "tok:none" in found["tokenised_signature"]
 
     # An unknown word is left out of running text, and a wrong word among tokens.
     out.write_text("D-1\t-1\tg h i j\nD-0\t-1\ta b c d <unk> ,\n")
@@ -30,12 +31,13 @@ def test_score_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     tokenized.write_text("a b c d f ,\ng h i j\n")
     assert score.main(argv) == 0
     expected = 100 * (9 / 10 * 6 / 8 * 4 / 6 * 2 / 4) ** 0.25
-    found = re.findall(r"BLEU = ([0-9.]+)", capsys.readouterr().out)
-    assert [float(x) for x in found] == [100, round(expected, 2)]
+    found = json.loads(capsys.readouterr().out)
+    assert found["BLEU"] == pytest.approx(100)
+    assert found["tokenised_BLEU"] == pytest.approx(expected, abs=1e-4)
 
     running.write_text("a b c d, f\n")
-    assert score.main(argv[:3]) == 2
+    assert score.main(argv[:5]) == 2
     assert "2 translations, but 1 reference lines" in capsys.readouterr().err
     out.write_text("D-1\t-1\tg h i j\n")
-    assert score.main(argv[:3]) == 2
+    assert score.main(argv[:5]) == 2
     assert "no translation of sentence 0" in capsys.readouterr().err

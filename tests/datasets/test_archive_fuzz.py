@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_dpq.datasets import ptb, wikitext2
-from fairseq_dpq.datasets.archives import extract
-from fairseq_dpq.datasets.errors import PrepareError
+from experiments.datasets.__main__ import prepare
+from experiments.datasets.archives import extract
+from experiments.datasets.errors import PrepareError
 from helpers.data_server import make_zip, tree
 
 TEXT = b"alpha\n" * 400
@@ -183,26 +183,26 @@ def test_full_disk_is_not_the_fault_of_the_archive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "data"),
+    ("data_set", "name", "data"),
     [
-        (ptb, "simple-examples.tgz",
+        ("ptb", "simple-examples.tgz",
          gzip.compress(make_tar(pax={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}))),
-        (wikitext2, "wikitext-2-v1.zip", not_utf8_name()),
+        ("wikitext2", "wikitext-2-v1.zip", not_utf8_name()),
     ],
 )  # fmt: skip
 def test_prepare_prints_a_one_line_error(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    module: object,
+    data_set: str,
     name: str,
     data: bytes,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / name).write_bytes(data)
-    assert module.main(["--from", "files", "--no-checksum"]) == 2  # type: ignore[attr-defined]
+    assert prepare(data_set, ["--from", "files", "--no-checksum"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert f".sh: error: archive files/{name}: cut short or damaged (" in lines[0]
+    assert f"prepare.sh {data_set}: error: archive files/{name}: cut short or damaged (" in lines[0]
     assert not (tmp_path / "data-bin").exists() or tree(tmp_path / "data-bin") == []

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_dpq.datasets.archives import extract, safe_name
-from fairseq_dpq.datasets.errors import PrepareError
+from experiments.datasets.archives import extract
+from experiments.datasets.errors import PrepareError
 from helpers.data_server import make_tgz, make_zip, tree
 
 MEMBERS = {"./d/a.txt": b"alpha\n" * 50_000, "d/b.txt": b"beta\n"}
@@ -61,7 +61,7 @@ def test_link_outside_is_refused(tmp_path: Path, target: str, kind: bytes) -> No
         info.type, info.linkname = kind, target
         tar.addfile(info)
     archive = put(tmp_path, "x.tgz", buffer.getvalue())
-    with pytest.raises(PrepareError, match=r"link 'd/a.txt' points outside"):
+    with pytest.raises(PrepareError, match=r"refused: .*(outside|absolute)"):
         extract(archive, {"d/a.txt": tmp_path / "out" / "a"})
     assert tree(tmp_path) == ["x.tgz"]
 
@@ -86,8 +86,3 @@ def test_other_archive_and_not_an_archive(tmp_path: Path) -> None:
     with pytest.raises(PrepareError, match="is not a tar, zip or gzip file"):
         extract(page, {"d/a.txt": tmp_path / "out" / "a"})
     assert tree(tmp_path) == ["x.tgz", "y.tgz"]
-
-
-def test_safe_name() -> None:
-    assert safe_name("./a//b/./c") == "a/b/c"
-    assert safe_name("a..b/..c") == "a..b/..c"

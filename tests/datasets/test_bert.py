@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq_dpq.datasets import bert, pieces
-from fairseq_dpq.datasets.wordpiece import SPECIALS
+from experiments.datasets import bert, pieces
+from experiments.datasets.pieces import SPECIALS
 from helpers.data_server import tree
 
 pytestmark = pytest.mark.slow

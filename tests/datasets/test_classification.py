@@ -9,32 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq_dpq.datasets import (
-    ag_news,
-    csv_files,
-    dbpedia,
-    yahoo_answers,
-    yelp_full,
-    yelp_polarity,
-    zhang2015,
-)
-from fairseq_dpq.datasets.classification import Labels, is_held_out
-from fairseq_dpq.datasets.errors import PrepareError
-from fairseq_dpq.datasets.rows import Columns, read_rows, split_words
+from experiments.datasets.__main__ import prepare
+from experiments.datasets.classification import Labels, is_held_out
+from experiments.datasets.errors import PrepareError
+from experiments.datasets.rows import Columns, read_rows
+from experiments.datasets.zhang2015 import SETS
+from fairseq_dpq.cli.classify import split_words
 from helpers.data_server import Server, make_tgz, tree, write_checksums
 from helpers.documents import make_rows
 
-SETS = {
-    "ag_news": ag_news.AG_NEWS,
-    "yahoo_answers": yahoo_answers.YAHOO_ANSWERS,
-    "dbpedia": dbpedia.DBPEDIA,
-    "yelp_polarity": yelp_polarity.YELP_POLARITY,
-    "yelp_full": yelp_full.YELP_FULL,
-}
 
-
-def run(module: object, *argv: object) -> int:
-    return module.main([str(arg) for arg in argv])  # type: ignore[attr-defined, no-any-return]
+def run(name: str, *argv: object) -> int:
+    return prepare(name, [str(arg) for arg in argv])
 
 
 def read_file(folder: Path, text: str | bytes, columns: Columns) -> list[tuple[str, str, int]]:
@@ -130,7 +116,7 @@ def test_held_out_part_has_its_size_and_depends_on_the_seed() -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_sets_are_those_of_the_paper(name: str) -> None:
     data = SETS[name]
-    assert data.name == name and len(data.classes) == len(set(data.classes))
+    assert len(data.classes) == len(set(data.classes))
     assert (len(data.classes), data.documents["train"], data.documents["test"]) == {
         "ag_news": (4, 120_000, 7_600),
         "yahoo_answers": (10, 1_400_000, 60_000),
@@ -138,7 +124,7 @@ def test_sets_are_those_of_the_paper(name: str) -> None:
         "yelp_polarity": (2, 560_000, 38_000),
         "yelp_full": (5, 650_000, 50_000),
     }[name]
-    for wanted in data.wanted():
+    for wanted in data.files(name):
         assert all(route.remote.digest for route in wanted.routes if "torch" not in str(route))
         assert all(not c.split()[1:] for c in data.classes)
     assert data.columns.count == 1 + len(data.columns.texts)
@@ -164,7 +150,7 @@ def test_ag_news_from_an_archive_on_the_network(
     sums = write_checksums(tmp_path / "sums", {**files, "ag_news_csv.tgz": archive})
     flags = ["--out", tmp_path / "bin", "--work", tmp_path / "w", "--checksums", sums]
     flags += ["--mirror", server.url, "--workers", 1, "--retries", 1]
-    assert run(ag_news, *flags) == 0
+    assert run("ag_news", *flags) == 0
     printed = capsys.readouterr().out
     assert "warning: train documents: 400, documented is 120000" in printed
     assert "4 classes: World, Sports, Business, Sci/Tech" in printed
@@ -176,7 +162,7 @@ def test_ag_news_from_an_archive_on_the_network(
     names = [f"{s}.{end}" for s in ("train", "valid", "test") for end in ("bin", "idx")]
     expected = [f"{part}/{name}" for part in ("input0", "label") for name in [*names, "dict.txt"]]
     assert tree(out) == sorted([*expected, "prepare.json"])
-    assert (out / "label" / "dict.txt").read_text().split()[::2] == list(ag_news.AG_NEWS.classes)
+    assert (out / "label" / "dict.txt").read_text().split()[::2] == list(SETS["ag_news"].classes)
     stamp = json.loads((out / "prepare.json").read_text())["result"]
     counts = {split: numbers[0] for split, numbers in stamp["counts"].items()}
     assert counts["train"] + counts["valid"] == 400 and counts["test"] == 50
@@ -191,7 +177,7 @@ def test_ag_news_from_an_archive_on_the_network(
     assert f"title {counts['train']}" in dictionary and f"band {counts['train']}" in dictionary
 
     server.requests.clear()
-    assert run(ag_news, *flags) == 0
+    assert run("ag_news", *flags) == 0
     assert "nothing to do" in capsys.readouterr().out and server.requests == []
 
 
@@ -210,7 +196,7 @@ def test_csv_files_give_the_same_bytes_with_any_number_of_workers(
     for workers in (1, 2):
         out = tmp_path / f"bin{workers}"
         where = ["--out", out, "--work", tmp_path / "w", "--workers", workers]
-        assert run(csv_files, *flags, *where) == 0
+        assert run("csv_files", *flags, *where) == 0
         found.append(
             {name: hashlib.md5((out / name).read_bytes()).hexdigest() for name in tree(out)}
         )
@@ -222,7 +208,7 @@ def test_csv_files_give_the_same_bytes_with_any_number_of_workers(
     assert ids.tolist() == [4, 2, 6, 2]
     assert not (tmp_path / "w").exists()
     # other options are another build
-    assert run(csv_files, *flags, *where, "--min-count", 1000) == 0
+    assert run("csv_files", *flags, *where, "--min-count", 1000) == 0
     printed = capsys.readouterr().out
     assert "bin2: done" in printed
     assert "81 types in the training file; 5 dictionary entries in fairseq" in printed  # b
@@ -272,7 +258,7 @@ def test_errors_are_one_line_and_leave_nothing(
     (tmp_path / "test.csv").write_text(test)
     base = ["--train", tmp_path / "train.csv", "--test", tmp_path / "test.csv", "--workers", 1]
     base += ["--out", tmp_path / "bin", "--work", tmp_path / "w"]
-    assert run(csv_files, *base, *flags) == 2
+    assert run("csv_files", *base, *flags) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert error.startswith("prepare.sh csv_files: error: ")
@@ -284,18 +270,18 @@ def test_label_outside_a_known_set(tmp_path: Path, capsys: pytest.CaptureFixture
     for name, data in files.items():
         (tmp_path / name).write_bytes(data.replace(b'"4"', b'"5"', 1))
     flags = ["--from", tmp_path, "--out", tmp_path / "b", "--work", tmp_path / "w", "--workers", 1]
-    assert run(ag_news, *flags) == 2
+    assert run("ag_news", *flags) == 2
     assert "wrong size" in capsys.readouterr().err
-    assert run(ag_news, *flags, "--no-checksum") == 2
+    assert run("ag_news", *flags, "--no-checksum") == 2
     assert "unknown label '5'; the classes are 1, 2, 3, 4" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 
 def test_csv_files_have_no_download_flags(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        run(csv_files, "--help")
+        run("csv_files", "--help")
     text = capsys.readouterr().out
     assert "--mirror" not in text and "--label-column" in text
     with pytest.raises(SystemExit):
-        zhang2015.main(ag_news.AG_NEWS, ["--help"])
+        run("ag_news", "--help")
     assert "--mirror" in capsys.readouterr().out

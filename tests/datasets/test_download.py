@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import random
-import socket
-import time
+import shutil
 from pathlib import Path
 
 import pytest
 
-from fairseq_dpq.datasets.checksums import Checks, Digest, read_checksum_file
-from fairseq_dpq.datasets.download import Downloader, Remote
-from fairseq_dpq.datasets.errors import PrepareError, Unfit
+from experiments.datasets import download
+from experiments.datasets.checksums import Checks, Digest, read_checksum_file
+from experiments.datasets.download import Downloader, Remote
+from experiments.datasets.errors import PrepareError, Unfit
 from helpers.data_server import Server, messages
 
 BODY = random.Random(1).getrandbits(8 * 700_000).to_bytes(700_000, "big")
@@ -36,7 +36,7 @@ def test_resumes_an_interrupted_download(server: Server, tmp_path: Path) -> None
         ("/a.bin", "bytes=300000-"),
         ("/a.bin", "bytes=500000-"),
     ]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bin", "verified.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bin"]
 
 
 def test_a_later_run_resumes_the_part_file(server: Server, tmp_path: Path) -> None:
@@ -187,29 +187,43 @@ def test_attempts_are_printed_and_failed_addresses_remembered(
     ]
 
 
-def test_timeout_is_shorter_for_connecting_than_for_data(server: Server, tmp_path: Path) -> None:
+def test_an_endless_answer_stops_at_the_known_size(server: Server, tmp_path: Path) -> None:
+    """Chunked, so without a length; the documented file has 700,000 bytes."""
     server.files["/a.bin"] = BODY
-    server.delay["/a.bin"] = 0.6
-    patient = downloader(tmp_path, timeout=30.0, connect_timeout=0.3)
-    remote = Remote("a.bin", (server.url + "/a.bin",), GOOD)
-    assert patient.get(remote).read_bytes() == BODY
+    server.endless.add("/a.bin")
+    with pytest.raises(Unfit, match="wrong size: more than the expected 700000 bytes"):
+        downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+    assert server.sent < 8_000_000
+    assert not any(path.suffix in (".bin", ".part") for path in tmp_path.iterdir())
 
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(0)
-    waiting = [socket.socket() for _ in range(4)]  # more than its queue takes; none is accepted
-    try:
-        for one in waiting:
-            one.setblocking(False)
-            one.connect_ex(listener.getsockname())
-        port = listener.getsockname()[1]
-        start = time.monotonic()
-        with pytest.raises(PrepareError, match=r"no connection \(timed out\)"):
-            patient.get(Remote("b.bin", (f"http://127.0.0.1:{port}/b.bin",), GOOD))
-        assert 0.6 <= time.monotonic() - start < 15.0  # twice 0.3 s
-    finally:
-        for one in [*waiting, listener]:
-            one.close()
+
+def test_an_endless_answer_without_a_known_size_leaves_room_on_the_disk(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["/a.bin"] = BODY
+    server.endless.add("/a.bin")
+    free = shutil.disk_usage(tmp_path).free
+    monkeypatch.setattr(download, "_SPARE", free + 1)
+    with pytest.raises(Unfit, match="GB needed"):
+        downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",)))
+
+
+@pytest.mark.parametrize("known", [GOOD, Digest()], ids=["checksum", "no checksum"])
+def test_a_changed_file_is_not_glued_to_its_first_part(
+    server: Server, tmp_path: Path, known: Digest
+) -> None:
+    """The server ignores If-Range, and says by its ETag that the rest is of another file."""
+    server.files["/a.bin"] = b"x" * len(BODY)
+    server.etags["/a.bin"] = '"old"'
+    server.break_off["/a.bin"] = [300_000, 0, 0]
+    remote = Remote("a.bin", (server.url + "/a.bin",), known)
+    with pytest.raises(PrepareError, match="300000 bytes kept"):
+        downloader(tmp_path).get(remote)
+    server.files["/a.bin"], server.etags["/a.bin"] = BODY, '"new"'
+    server.break_off.clear()
+    server.requests.clear()
+    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+    assert [asked for _, asked in server.requests] == ["bytes=300000-", ""]
 
 
 def test_checksum_file_takes_all_three_kinds(tmp_path: Path) -> None:

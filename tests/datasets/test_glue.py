@@ -7,23 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq_dpq.datasets import (
-    glue,
-    glue_cola,
-    glue_mnli,
-    glue_mrpc,
-    glue_rte,
-    glue_sst2,
-    glue_xnli,
-)
-from fairseq_dpq.datasets.wordpiece import SPECIALS
+from experiments.datasets import glue
+from experiments.datasets.pieces import SPECIALS
 from helpers.data_server import make_zip, tree
 
 VOCABULARY = [*SPECIALS, "a", "b", "c", '"', ".", "\u4e2d"]
 
 
-def rows(path: Path, module: object, split: str) -> list[tuple[tuple[str, ...], str]]:
-    data = module.SET  # type: ignore[attr-defined]
+def rows(path: Path, name: str, split: str) -> list[tuple[tuple[str, ...], str]]:
+    data = glue.SETS[name]
     found = glue.read_rows(path, data, data.columns[split])
     return [(row.sentences, row.label) for row in found]
 
@@ -37,24 +29,24 @@ def mnli_line(label: str, where: int) -> str:
 def test_columns_of_every_set(tmp_path: Path) -> None:
     path = tmp_path / "f.tsv"
     path.write_text("gj04\t1\t\tA b.\ncj99\t0\t*\tB a.")  # no header, no last line feed
-    assert rows(path, glue_cola, "train") == [(("A b.",), "1"), (("B a.",), "0")]
+    assert rows(path, "glue_cola", "train") == [(("A b.",), "1"), (("B a.",), "0")]
     path.write_text("sentence\tlabel\na b \t1\n")
-    assert rows(path, glue_sst2, "valid") == [(("a b ",), "1")]
+    assert rows(path, "glue_sst2", "valid") == [(("a b ",), "1")]
     # A byte order mark, an unbalanced quote, CRLF, and a line separator inside a text
     text = '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t5\t6\t"a b\tc\u2028d\r\n'
     path.write_bytes(text.encode("utf-8"))
-    assert rows(path, glue_mrpc, "train") == [(('"a b', "c\u2028d"), "1")]
+    assert rows(path, "glue_mrpc", "train") == [(('"a b', "c\u2028d"), "1")]
     path.write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tnot_entailment\n")
-    assert rows(path, glue_rte, "train") == [(("a", "b"), "not_entailment")]
+    assert rows(path, "glue_rte", "train") == [(("a", "b"), "not_entailment")]
     path.write_text("header\n" + mnli_line("neutral", 11))
-    assert rows(path, glue_mnli, "train") == [(("one", "two"), "neutral")]
+    assert rows(path, "glue_mnli", "train") == [(("one", "two"), "neutral")]
     path.write_text("header\n" + mnli_line("entailment", 15))
-    assert rows(path, glue_mnli, "valid") == [(("one", "two"), "entailment")]
+    assert rows(path, "glue_mnli", "valid") == [(("one", "two"), "entailment")]
     path.write_text("premise\thypo\tlabel\na\tb\tcontradictory\n")
-    assert rows(path, glue_xnli, "train") == [(("a", "b"), "contradiction")]
+    assert rows(path, "glue_xnli", "train") == [(("a", "b"), "contradiction")]
     path.write_text("language\tgold_label\t2\t3\t4\t5\tsentence1\tsentence2\n"
                     "en\tneutral\t2\t3\t4\t5\tx\ty\nzh\tneutral\t2\t3\t4\t5\ta\tb\n")  # fmt: skip
-    assert rows(path, glue_xnli, "valid") == [(("a", "b"), "neutral")]
+    assert rows(path, "glue_xnli", "valid") == [(("a", "b"), "neutral")]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +67,7 @@ def test_bad_files_give_one_line_and_no_folder(
         (tmp_path / f"{name}.tsv").write_bytes(content)
     flags = ["--from", tmp_path, "--vocab", tmp_path / "vocab.txt", "--workers", 1]
     flags += ["--out", tmp_path / "out" / "bin", "--work", tmp_path / "work"]
-    assert glue_mrpc.main([str(flag) for flag in flags]) == 2
+    assert glue.main("glue_mrpc", [str(flag) for flag in flags]) == 2
     errors = capsys.readouterr().err
     assert message in errors and errors.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -85,7 +77,7 @@ def test_missing_vocabulary_names_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert glue_rte.main(["--from", str(tmp_path)]) == 2
+    assert glue.main("glue_rte", ["--from", str(tmp_path)]) == 2
     assert "vocab.txt: no such file; run: scripts/prepare.sh bert" in capsys.readouterr().err
 
 
@@ -100,7 +92,7 @@ def test_pairs_from_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "from" / "RTE.zip").write_bytes(archive)
     flags = ["--from", tmp_path / "from", "--vocab", tmp_path / "vocab.txt", "--no-checksum"]
     flags += ["--out", tmp_path / "bin", "--work", tmp_path / "work", "--workers", 1]
-    assert glue_rte.main([str(flag) for flag in flags]) == 0
+    assert glue.main("glue_rte", [str(flag) for flag in flags]) == 0
     printed = capsys.readouterr().out
     assert "warning: train rows: 2, documented is 2490" in printed
     assert "| train: 2 rows of 2.5 pieces on average (1 entailment, 1 not_entailment)" in printed

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq_dpq.datasets import ptb, wikitext2
+from experiments.datasets.__main__ import prepare
+from experiments.datasets.language_model import SETS
 from helpers.data_server import Server, make_tgz, make_zip, tree, write_checksums
 
 pytestmark = pytest.mark.slow
@@ -43,8 +44,8 @@ def ptb_files() -> dict[str, bytes]:
     return {f"ptb.{split}.txt": text for split, text in running_text(10_000, False).items()}
 
 
-def run(module: object, *argv: object) -> int:
-    return module.main([str(arg) for arg in argv])  # type: ignore[attr-defined, no-any-return]
+def run(name: str, *argv: object) -> int:
+    return prepare(name, [str(arg) for arg in argv])
 
 
 def read_ids(folder: Path, split: str) -> np.ndarray:
@@ -60,7 +61,7 @@ def test_ptb_from_the_network_twice(
     sums = write_checksums(tmp_path / "sums", files)
     flags = ["--out", tmp_path / "bin", "--work", tmp_path / "w", "--checksums", sums]
     flags += ["--mirror", server.url, "--workers", 1]
-    assert run(ptb, *flags) == 0
+    assert run("ptb", *flags) == 0
     printed = capsys.readouterr().out
     assert "10,000 types with <unk> and end-of-line; 10,002 dictionary entries" in printed
     assert "warning: train lines: 500, documented is 42068" in printed
@@ -75,7 +76,7 @@ def test_ptb_from_the_network_twice(
     before = {p: p.stat().st_mtime_ns for p in out.iterdir()}
     server.requests.clear()
     shutil.rmtree(tmp_path / "w")  # a second run does not need the downloads
-    assert run(ptb, *flags) == 0
+    assert run("ptb", *flags) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert server.requests == []
     assert {p: p.stat().st_mtime_ns for p in out.iterdir()} == before
@@ -87,11 +88,11 @@ def test_wikitext2_zip_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "wikitext-2-v1.zip").write_bytes(archive)
     flags = ["--from", tmp_path / "in", "--out", tmp_path / "bin", "--work", tmp_path / "w"]
-    assert run(wikitext2, *flags) == 2
+    assert run("wikitext2", *flags) == 2
     error = capsys.readouterr().err
     assert "wrong size" in error and "--no-checksum wikitext-2-v1.zip" in error
     assert tree(tmp_path) == ["in/wikitext-2-v1.zip"]
-    assert run(wikitext2, *flags, "--no-checksum", "--workers", 2) == 0
+    assert run("wikitext2", *flags, "--no-checksum", "--workers", 2) == 0
     assert "33,278 types with <unk> and end-of-line; 33,280 dictionary" in capsys.readouterr().out
     lines = text["train"].count(b"\n")
     # Blank lines count: each is one end-of-line.
@@ -104,15 +105,16 @@ def test_closed_vocabulary_is_checked_for_documented_files(
 ) -> None:
     from dataclasses import replace
 
-    from fairseq_dpq.datasets.checksums import Digest
+    from experiments.datasets.checksums import Digest
 
     for name, data in {f"ptb.{s}.txt": t for s, t in running_text(9_999, False).items()}.items():
         (tmp_path / name).write_bytes(data)
-    files = {s: replace(w, digest=Digest()) for s, w in ptb.PTB.files.items()}
+    files = {s: replace(w, digest=Digest()) for s, w in SETS["ptb"].files.items()}
     counts = {"train": 500, "valid": 20, "test": 20}
     tokens = {"train": 9998 + 500, "valid": 200, "test": 200}
-    monkeypatch.setattr(ptb, "PTB", replace(ptb.PTB, files=files, lines=counts, tokens=tokens))
-    assert run(ptb, "--from", tmp_path, "--out", tmp_path / "b", "--work", tmp_path / "w") == 2
+    ours = replace(SETS["ptb"], files=files, lines=counts, tokens=tokens)
+    monkeypatch.setitem(SETS, "ptb", ours)
+    assert run("ptb", "--from", tmp_path, "--out", tmp_path / "b", "--work", tmp_path / "w") == 2
     assert "types with <unk> and end-of-line: 9999, documented is 10000" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
@@ -146,7 +148,7 @@ def test_errors_are_one_line(
             (source / name).write_bytes(data)
     given = tree(tmp_path)
     base = ["--from", source, "--out", tmp_path / "bin", "--work", tmp_path / "w"]
-    assert run(ptb, *base, *flags) == 2
+    assert run("ptb", *base, *flags) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert tree(tmp_path) == given
@@ -171,7 +173,7 @@ def test_bad_archives_from_the_network(
     flags = ["--out", tmp_path / "bin", "--work", tmp_path / "w", "--mirror", server.url]
     if case != "checksum":
         flags += ["--no-checksum"] if case in ("half", "page") else ["--checksums", sums]
-    assert run(ptb, *flags, "--retries", 0) == 2
+    assert run("ptb", *flags, "--retries", 0) == 2
     error = capsys.readouterr().err
     expected = {
         "outside": "'../../evil.txt' points outside the target folder",
@@ -189,7 +191,6 @@ def test_bad_archives_from_the_network(
     documented = case in ("outside", "foreign")  # the checksum is that of the bad file
     assert not documented or left == [
         "w/downloads/simple-examples.tgz",
-        "w/downloads/verified.json",
     ]
     assert documented or left == []
 
@@ -200,7 +201,7 @@ def test_other_folders_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFi
     for name, data in ptb_files().items():
         (tmp_path / name).write_bytes(data)
     flags = ["--from", tmp_path, "--out", tmp_path / "bin", "--work", tmp_path / "w"]
-    assert run(ptb, *flags, "--no-checksum", "--force") == 2
+    assert run("ptb", *flags, "--no-checksum", "--force") == 2
     assert "was not created by this script" in capsys.readouterr().err
     assert (tmp_path / "bin" / "thesis.txt").read_text() == "precious"
 
@@ -219,7 +220,7 @@ def test_failing_preprocess_keeps_the_old_data(
     (broken / "__init__.py").write_text("raise SystemExit('no space left')")
     monkeypatch.setenv("PYTHONPATH", str(broken.parent))
     flags = ["--from", tmp_path, "--out", out, "--work", tmp_path / "w", "--no-checksum"]
-    assert run(ptb, *flags) == 2
+    assert run("ptb", *flags) == 2
     assert "fairseq-preprocess failed (1): no space left" in capsys.readouterr().err
     assert tree(out) == ["prepare.json", "train.bin"]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
@@ -227,10 +228,10 @@ def test_failing_preprocess_keeps_the_old_data(
 
 @pytest.mark.parametrize("name", ["ptb", "wikitext2", "multi30k", "iwslt15", "wmt19"])
 def test_shell_scripts_find_the_package(name: str, tmp_path: Path) -> None:
-    script = ROOT / "scripts" / f"prepare_{name}.sh"
+    script = ROOT / "scripts" / "prepare.sh"
     env = {**os.environ, "PYTHON": sys.executable}
     done = subprocess.run(
-        [script, "--from", "nowhere"], cwd=tmp_path, env=env, capture_output=True, text=True
+        [script, name, "--from", "nowhere"], cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert done.stderr == f"prepare_{name}.sh: error: --from nowhere: no such folder\n"
+    assert done.stderr == f"prepare.sh {name}: error: --from nowhere: no such folder\n"

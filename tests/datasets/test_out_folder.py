@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import multiprocessing
-import os
 import shutil
 import subprocess
 import sys
@@ -14,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_dpq.datasets import locks
-from fairseq_dpq.datasets.cli import Result, Run, make_parser, run_main
-from fairseq_dpq.datasets.errors import PrepareError
-from fairseq_dpq.datasets.locks import out_folder
-from fairseq_dpq.datasets.stamps import STAMP, build_folder
+from experiments.datasets import folders
+from experiments.datasets.cli import Result, Run, make_parser, run_main
+from experiments.datasets.folders import STAMP, build_folder
+from fairseq_dpq.runs.folder import RunsError, locked
 from helpers.data_server import tree
 
 
@@ -80,45 +76,18 @@ def test_second_run_with_the_same_out_is_refused(
     assert hidden(tmp_path) == []
 
 
-def test_locks_are_exclusive_and_a_disk_without_locks_gives_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    modes: list[int] = []
-
-    def refuse(handle: int, operation: int) -> None:
-        modes.append(fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE)
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    assert prepare(tmp_path / "bin", tmp_path / "w") == 0
-    assert modes == [os.O_RDWR] * 2  # --out and --work; NFS refuses LOCK_EX on other handles
-    told = capsys.readouterr().err
-    assert f"warning: {tmp_path / '.bin.lock'}: cannot be locked (No locks available)" in told
-    assert f"warning: {tmp_path / 'w' / '.lock'}: cannot be locked" in told
-    assert tree(tmp_path) == [f"bin/{STAMP}", "bin/train.bin"]
-
-
-def test_lock_of_a_removed_file_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The previous run ends between this one's open and flock, and removes the file."""
-    path = tmp_path / ".bin.lock"
-    locked: list[int] = []
-    flock = fcntl.flock
-
-    def late(handle: int, operation: int) -> None:
-        if not locked:
-            path.unlink()
-        locked.append(handle)
-        flock(handle, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with out_folder(tmp_path / "bin"):
-        assert len(locked) == 2 and path.exists()
-        with pytest.raises(PrepareError, match="another run"), out_folder(tmp_path / "bin"):
+def test_a_lock_is_exclusive_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / ".lock"
+    with locked(path, "busy"):
+        assert path.exists()
+        with pytest.raises(RunsError, match="busy"), locked(path, "busy"):
             pass
         assert path.exists()
-    assert tree(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".lock").touch()  # as a killed run leaves it
+    with locked(tmp_path / ".lock", "busy"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_out_may_be_a_link_to_another_disk(
@@ -187,15 +156,14 @@ def test_bind_mount_is_detected(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     # The package without its __init__, which would import torch.
     code = (
-        "import sys, types, pathlib; package = types.ModuleType('fairseq_dpq'); "
-        "package.__path__ = [sys.argv[1]]; sys.modules['fairseq_dpq'] = package\n"
-        "from fairseq_dpq.datasets.locks import find_out\n"
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1])\n"
+        "from experiments.datasets.folders import find_out\n"
         "find_out(pathlib.Path('my disk'), {})"
     )
     script = 'mount --bind empty "my disk" && exec "$@"'
     done = subprocess.run(
         [*space, "sh", "-c", script, "sh", sys.executable, "-c", code,
-         Path(locks.__file__).parents[1]],
+         Path(folders.__file__).parents[2]],
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     message = "--out my disk is a mount point and cannot be replaced; choose a folder in it, e.g. "

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_dpq.datasets.checksums import UNKNOWN, Checks, Digest
-from fairseq_dpq.datasets.download import Downloader, Remote
-from fairseq_dpq.datasets.errors import PrepareError
-from fairseq_dpq.datasets.sources import Route, Sources, Wanted
-from fairseq_dpq.datasets.wmt19_files import HELD_OUT
+from experiments.datasets.checksums import UNKNOWN, Checks, Digest
+from experiments.datasets.download import Downloader, Remote
+from experiments.datasets.errors import PrepareError
+from experiments.datasets.sources import RequiredFile, Route, Sources
+from experiments.datasets.wmt19_files import HELD_OUT
 from helpers.data_server import Server, make_tgz, messages, tree
 
 TEXT = b"eins\nzwei\n" * 100
@@ -55,7 +55,7 @@ def test_bad_archive_is_replaced_by_the_next_address_and_route(
     archive = make_tgz({"a": TEXT})
     server.files = {"/a.gz": bad, "/second/a.gz": bad, "/b.tgz": archive}
     routes = packed(server, "a.gz", UNKNOWN, "/second/a.gz"), packed(server, "b.tgz")
-    wanted = [Wanted("a", routes, digest(TEXT))]
+    wanted = [RequiredFile("a", routes, digest(TEXT))]
     sources = network(tmp_path)
     assert sources.obtain(wanted)["a"].read_bytes() == TEXT
     assert asked(server) == ["/a.gz", "/second/a.gz", "/b.tgz"]
@@ -65,24 +65,21 @@ def test_bad_archive_is_replaced_by_the_next_address_and_route(
         assert line.startswith(server.url + path) and why in line and line.endswith("deleted")
     assert lines[2].startswith("cannot download a.gz: ")
     assert lines[2].endswith("; trying b.tgz instead")
-    assert [name for name in tree(tmp_path) if name.startswith("downloads")] == [
-        "downloads/b.tgz", "downloads/verified.json"
-    ]  # fmt: skip
-    assert "a.gz" not in (tmp_path / "downloads" / "verified.json").read_text()
+    assert tree(tmp_path / "downloads") == ["b.tgz"]
     used = hashlib.sha256(archive).hexdigest()
     assert sources.hashes(sources.used) == {"b.tgz": used}
 
 
 def test_bad_archive_is_not_kept_for_the_next_run(server: Server, tmp_path: Path) -> None:
     server.files["/a.gz"] = PAGE
-    wanted = [Wanted("a", (packed(server, "a.gz"),), digest(TEXT))]
+    wanted = [RequiredFile("a", (packed(server, "a.gz"),), digest(TEXT))]
     with pytest.raises(PrepareError, match=r"/a\.gz: archive .* is not a tar, zip or gzip file"):
         network(tmp_path).obtain(wanted)
     assert tree(tmp_path) == []
     server.files["/a.gz"] = gzip.compress(TEXT)
     assert network(tmp_path).obtain(wanted)["a"].read_bytes() == TEXT
 
-    # One that an earlier run left behind, with its entry in verified.json.
+    # One that an earlier run left behind.
     (tmp_path / "downloads" / "a.gz").write_bytes(PAGE)
     network(tmp_path).fetch(wanted)
     server.requests.clear()
@@ -93,7 +90,7 @@ def test_bad_archive_is_not_kept_for_the_next_run(server: Server, tmp_path: Path
 def test_documented_archive_and_local_files_are_kept(server: Server, tmp_path: Path) -> None:
     foreign = make_tgz({"other": b"1"})
     server.files["/a.tgz"] = foreign
-    wanted = [Wanted("a", (packed(server, "a.tgz", digest(foreign), "/second/a.tgz"),))]
+    wanted = [RequiredFile("a", (packed(server, "a.tgz", digest(foreign), "/second/a.tgz"),))]
     for _ in range(2):
         with pytest.raises(PrepareError, match="has no member a"):
             network(tmp_path / "w").obtain(wanted)
@@ -114,7 +111,7 @@ def test_no_unverified_file_replaces_wrong_bytes(
     good, other = gzip.compress(TEXT), gzip.compress(b"another text\n")
     server.files = {"/b.gz": other, "/c.gz": good}
     routes = packed(server, "a.gz", digest(good)), packed(server, "b.gz")
-    wanted = [Wanted("a", routes)]
+    wanted = [RequiredFile("a", routes)]
     # Not available: the other one is used, with a message.
     assert network(tmp_path / "1").obtain(wanted)["a"].read_bytes() == b"another text\n"
     url = f"{server.url}/a.gz"
@@ -132,15 +129,15 @@ def test_no_unverified_file_replaces_wrong_bytes(
     assert asked(server) == ["/a.gz"]
     known = packed(server, "missing.gz", digest(good))
     with pytest.raises(PrepareError, match=rf"wrong size: .* HTTP 404 .*; {refused}"):
-        network(tmp_path / "2").obtain([Wanted("a", (routes[0], known, routes[1]))])
+        network(tmp_path / "2").obtain([RequiredFile("a", (routes[0], known, routes[1]))])
     assert "/b.gz" not in asked(server)
     # One with a known checksum is used.
     known = packed(server, "c.gz", digest(good))
-    found = network(tmp_path / "3").obtain([Wanted("a", (*routes, known))])
+    found = network(tmp_path / "3").obtain([RequiredFile("a", (*routes, known))])
     assert found["a"].read_bytes() == TEXT and "/b.gz" not in asked(server)
     # So is one whose member has a known checksum; a wrong member is refused.
     with pytest.raises(PrepareError, match="wrong size: 13 bytes, expected 1000"):
-        network(tmp_path / "4").obtain([Wanted("a", routes, digest(TEXT))])
+        network(tmp_path / "4").obtain([RequiredFile("a", routes, digest(TEXT))])
     # With --no-checksum every file is accepted.
     found = network(tmp_path / "5", skip=frozenset("*")).obtain(wanted)
     assert found["a"].read_bytes() == b"another text\n"
@@ -153,7 +150,7 @@ def test_no_unverified_file_is_used_on_a_full_disk(server: Server, tmp_path: Pat
     known = Digest(sha256=digest(good).sha256)
     unchecked, checked = packed(server, "b.gz"), packed(server, "c.gz", known)
     for routes in ([unchecked], [unchecked, checked]):
-        wanted = [Wanted("a", (packed(server, "a.gz", known), *routes))]
+        wanted = [RequiredFile("a", (packed(server, "a.gz", known), *routes))]
         if len(routes) == 1:
             with pytest.raises(PrepareError, match=r"GB free; .*; b\.gz is not used instead"):
                 network(tmp_path).obtain(wanted)

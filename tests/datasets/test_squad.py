@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairseq_dpq.datasets import squad1, squad2
-from fairseq_dpq.datasets.squad import find_pieces
-from fairseq_dpq.datasets.wordpiece import SPECIALS, Piece
+from experiments.datasets import squad
+from experiments.datasets.pieces import SPECIALS, Piece
+from experiments.datasets.squad import find_pieces
 from helpers.data_server import tree
 
 WORDS = ["who", "is", "the", "cat", "##s", "?", "caf", "##e", "sat", "."]
@@ -44,40 +44,44 @@ def test_pieces_of_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "bad", "message"),
+    ("name", "bad", "message"),
     [
         (
-            squad1,
+            "squad1",
             item("q7", "Cat", 5),
             "question q7: its context does not have the answer 'Cat' at",
         ),
-        (squad1, item("q7", "cats", 4), "question q7: its context does not have the answer 'cats'"),
-        (squad1, item("q7", " ", 9), "question q7: its context does not have the answer ' '"),
         (
-            squad1,
+            "squad1",
+            item("q7", "cats", 4),
+            "question q7: its context does not have the answer 'cats'",
+        ),
+        ("squad1", item("q7", " ", 9), "question q7: its context does not have the answer ' '"),
+        (
+            "squad1",
             item("q7", None),
             "question q7 has no answer; questions without one are in SQuAD 2",
         ),
         (
-            squad2,
+            "squad2",
             item("q7", "dog", 4),
             "question q7: its context does not have the answer 'dog' at",
         ),
-        (squad1, {"id": "q7"}, "not a SQuAD file: no 'question'"),
-        (squad1, {"id": "q7", "question": 7}, "question 'q7': 'question' is not a string"),
+        ("squad1", {"id": "q7"}, "not a SQuAD file: no 'question'"),
+        ("squad1", {"id": "q7", "question": 7}, "question 'q7': 'question' is not a string"),
         (
-            squad1,
+            "squad1",
             {"id": "q7", "question": "who", "answers": [{"text": "Cats"}]},
             "not a SQuAD file: no 'answer_start'",
         ),
-        (squad1, item("q7", "Cats", "4"), "an 'answer_start' is not a whole number"),
+        ("squad1", item("q7", "Cats", "4"), "an 'answer_start' is not a whole number"),
     ],
 )
 def test_bad_answers_give_one_line_and_no_folder(
-    tmp_path: Path, module: Any, bad: Any, message: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, bad: Any, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = write(tmp_path, "1.1" if module is squad1 else "2.0", item("q1", "Cats", 4), bad)
-    assert module.main(flags) == 2
+    flags = write(tmp_path, "1.1" if name == "squad1" else "2.0", item("q1", "Cats", 4), bad)
+    assert squad.main(name, flags) == 2
     errors = capsys.readouterr().err
     assert message in errors and errors.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -92,7 +96,7 @@ def test_bad_files(
 ) -> None:
     flags = write(tmp_path, "1.1")
     (tmp_path / "from" / "train-v1.1.json").write_bytes(content)
-    assert squad1.main(flags) == 2
+    assert squad.main("squad1", flags) == 2
     assert message in capsys.readouterr().err
 
 
@@ -103,7 +107,7 @@ def test_data_of_the_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         item("q2", "Caf\u00e9", 15),
         item("q3", None, is_impossible=True),
     ]
-    assert squad2.main(write(tmp_path, "2.0", *items)) == 0
+    assert squad.main("squad2", write(tmp_path, "2.0", *items)) == 0
     printed = capsys.readouterr().out
     assert "| train: 3 questions, 2 with an answer" in printed
     assert "warning: train questions: 3, documented is 130319" in printed

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary, data_utils
 
-from fairseq_dpq.datasets import iwslt15, multi30k
-from fairseq_dpq.datasets.binarize import write_dictionary
-from fairseq_dpq.datasets.detokenize import detokenize
-from fairseq_dpq.datasets.errors import PrepareError
+from experiments.datasets import iwslt15, multi30k
+from experiments.datasets.binarize import write_dictionary
+from experiments.datasets.detokenize import detokenize
+from experiments.datasets.errors import PrepareError
 from helpers.data_server import Server, make_tgz, tree, write_checksums
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary, data_utils
 
-from fairseq_dpq.datasets import readers, wmt19
-from fairseq_dpq.datasets.readers import clean_chunk, tmx_tasks, tsv_tasks
+from experiments.datasets import readers, wmt19
+from experiments.datasets.readers import clean_chunk, tmx_tasks, tsv_tasks
 from helpers import wmt_files as wmt
 from helpers.data_server import Server, make_tgz, make_zip, messages, tree, write_checksums
 
@@ -312,7 +312,7 @@ def test_sample_is_exact_and_seeded(tmp_path: Path) -> None:
 
 def test_stamp_is_the_same_on_every_machine(tmp_path: Path) -> None:
     """The stamp has names and digests only, and nothing specific to this machine."""
-    from fairseq_dpq.datasets.stamps import build_folder
+    from experiments.datasets.folders import build_folder
 
     build_folder(tmp_path / "x", {"a": (1, 2)}, lambda folder: {"n": 1})
     stamp = json.loads((tmp_path / "x" / "prepare.json").read_text())

@@ -36,7 +36,7 @@ GENERATE = ["--user-dir", fsq.USER_DIR, "--cpu", "--batch-size", "8", "--beam", 
 )
 @pytest.mark.parametrize("method", ["sx", "vq"])
 def test_runs_with(corpus, tmp_path, flags: str, method: str) -> None:
-    dpq = SX + f"--dpq-method {method} --dpq-batch-stats"
+    dpq = SX + f"--dpq-method {method} --dpq-schedule paper"
     log = train(corpus, tmp_path, *TIED, *flags.split(), updates=6, dpq=dpq)
     losses = fsq.logged(log, r"train_inner \| .*? loss")
     assert losses[-1] < losses[0]
@@ -60,7 +60,7 @@ def test_a_loss_scale_that_overflows_on_cpu_is_halved(corpus, tmp_path, flag) ->
 def test_data_dependent_starts_reach_the_fp16_copies(corpus, tmp_path) -> None:
     """The k-means start sets keys; an fp16 optimiser must not write its old copies back."""
     flags = [*TRANSFORMER, "--fp16", "--lr", "1e-30", "--optimizer", "sgd"]
-    dpq = "--dpq-K 8 --dpq-D 4 --dpq-method vq --dpq-kmeans-init 1"
+    dpq = "--dpq-K 8 --dpq-D 4 --dpq-method vq --dpq-warmup-updates 1"
     train(corpus, tmp_path, *flags, updates=4, dpq=dpq)
     model = last(tmp_path)["model"]
     query, values = model["encoder.embed_tokens.query"], model["encoder.embed_tokens.values"]
@@ -215,7 +215,7 @@ def test_a_task_without_a_dataclass_and_its_nested_models(corpus, tmp_path) -> N
     path = "models.src-tgt.encoder.embed_tokens"
     assert f"{path}: 64 x 32 -> DPQ vq K=8 D=4" in log
     assert f"{path}.values" in last(tmp_path)["model"]
-    assert fsq.logged(log, r"dpq_reg")[-1] > 0
+    assert fsq.logged(log, r"dpq_regularizer")[-1] > 0
     argv = [str(corpus), *GENERATE, "--path", str(tmp_path / "checkpoint_last.pt")]
     argv += ["--task", "multilingual_translation", "--lang-pairs", "src-tgt"]
     out = fsq.main("generate", [*argv, "--source-lang", "src", "--target-lang", "tgt"])

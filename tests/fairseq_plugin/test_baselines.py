@@ -70,7 +70,7 @@ def test_train_resume_compact_score(name: str, lm, made, tmp_path, capsys) -> No
         assert torch.equal(tensor, b[key]), key
     losses = fsq.logged(whole, r"train_inner \| epoch.* loss")
     assert len(losses) == 6 and losses[-1] < losses[0] - 0.02
-    assert ("dpq_reg=" in whole) == (name == "chen18+")
+    assert ("dpq_regularizer=" in whole) == (name == "chen18+")
 
     trained, small = tmp_path / "whole" / "checkpoint_last.pt", tmp_path / "compact.pt"
     assert compact.main([str(trained), str(small), "--debug"]) == 0

@@ -380,8 +380,12 @@ def test_user_dir_may_be_the_name_of_any_package(work: Path) -> None:
 def test_apply_is_idempotent_and_light(work: Path) -> None:
     """Nothing new is imported but fairseq's own compiled part, and the second call does nothing."""
     script = """
-        import importlib.util, json, sys
+        import importlib.util, json, sys, types
         import fairseq_cli.train
+        # The package without its __init__, which would apply the patches itself.
+        package = sys.modules["fairseq_dpq"] = types.ModuleType("fairseq_dpq")
+        package.__path__ = [COMPAT + "/../.."]
+        import fairseq_dpq.marker
         before = set(sys.modules)
         spec = importlib.util.spec_from_file_location(
             "compat_alone", COMPAT + "/__init__.py", submodule_search_locations=[COMPAT])

@@ -30,7 +30,7 @@ METHODS = {
     "sx": "--dpq-K 8 --dpq-D 4 --dpq-embeddings all",
     "vq": "--dpq-K 8 --dpq-D 4 --dpq-method vq",
     "ema": "--dpq-K 8 --dpq-D 4 --dpq-method vq --dpq-ema-decay 0.9 --dpq-reseed-after 3",
-    "kmeans": "--dpq-K 8 --dpq-D 4 --dpq-kmeans-init 4",
+    "paper": "--dpq-K 8 --dpq-D 4 --dpq-schedule paper",
 }
 WARM_UP = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-warmup-updates 3 --dpq-ramp-updates 3"
 # Twenty batches: each of two workers has ten, so that its nine updates lie in one epoch.

@@ -32,12 +32,18 @@ def test_registered_in_either_order(imports: str, tmp_path) -> None:
     assert done.stdout == "registered\n"
 
 
+def test_asking_for_fairseq_does_not_end_the_watch(tmp_path) -> None:
+    asked = WITHOUT + "import importlib.util\nassert importlib.util.find_spec('fairseq')\n"
+    done = fsq.run([sys.executable, "-c", asked * 2 + "import fairseq\n" + CHECK], cwd=tmp_path)
+    assert done.stdout == "registered\n"
+
+
 def test_fairseq_is_found_as_before(tmp_path) -> None:
     """The package alone imports no fairseq, and leaves no trace on its module."""
     script = WITHOUT + (
         "import fairseq\n"
         "print(fairseq.__spec__.loader is fairseq.__loader__, type(fairseq.__loader__).__name__)\n"
-        "print([f for f in sys.meta_path if type(f).__module__.startswith('fairseq_dpq')])\n"
+        "print([f for f in sys.meta_path if getattr(f, 'awaited', None) == 'fairseq'])\n"
     )
     done = fsq.run([sys.executable, "-c", script], cwd=tmp_path)
     assert done.stdout == "True SourceFileLoader\n[]\n"

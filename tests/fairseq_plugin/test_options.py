@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_dpq.config import DPQConfigError, PluginConfig, flag, flag_fields
+from fairseq_dpq.config import DPQConfigError, flag
 from fairseq_dpq.fairseq_plugin import options
 from fairseq_dpq.fairseq_plugin.configs import read_record
+from fairseq_dpq.fairseq_plugin.options import PluginOptions, flag_fields
 from helpers import fsq
 from helpers.plugin_runs import LM, RUN, TRANSFORMER, last, train
 
@@ -25,7 +26,7 @@ def test_every_task_has_every_option() -> None:
         except argparse.ArgumentError:
             pytest.fail(f"{name}: clash of options")
         flags = {flag for action in parser._actions for flag in action.option_strings}
-        missing = {"--" + key.replace("_", "-") for key in options.KEYS} - flags
+        missing = {"--" + key.replace("_", "-") for key in options.config_keys()} - flags
         assert not missing, f"{name} lacks {missing}"
         without_dataclass += getattr(task, "__dataclass", None) is None
     assert len(TASK_REGISTRY) > 20 and without_dataclass > 5
@@ -38,14 +39,14 @@ def test_help_and_defaults_come_from_the_dataclass() -> None:
 
     parser = argparse.ArgumentParser(allow_abbrev=False)
     TranslationTask.add_args(parser)
-    text = " ".join(parser.format_help().split())
+    text = "".join(parser.format_help().split())  # lines are broken within flags too
     for field in flag_fields():
         assert flag(field.name) in text
-        assert " ".join(field.metadata["help"].split()) in text
-    args = parser.parse_args(["data", "--dpq-K", "7", "--dpq-no-normalize", "--dpq-method", "vq"])
+        assert "".join(field.metadata["help"].split()) in text
+    args = parser.parse_args(["data", "--dpq-K", "7", "--dpq-rotation-trick", "--dpq-method", "vq"])
     read = options.read_options(args)
-    assert (read.K, read.D, read.normalize, read.method) == (7, None, False, "vq")
-    assert options.read_options(parser.parse_args(["data"])) == PluginConfig()
+    assert (read.method, read.given) == ("vq", {"K": 7, "rotation_trick": True})
+    assert options.read_options(parser.parse_args(["data"])) == PluginOptions()
 
 
 def test_help_of_fairseq_train_shows_every_option() -> None:
@@ -73,7 +74,8 @@ def test_a_flag_in_the_wrong_case_names_the_right_one(wrong, tmp_path, capsys) -
 
 
 def test_options_survive_a_round_trip_through_a_config() -> None:
-    chosen = PluginConfig(K=5, D=4, normalize=False, key_dim=3, distance="cosine", tau=0.5)
+    given = {"K": 5, "D": 4, "share_subspaces": True, "schedule": "paper", "tau": 0.5}
+    chosen = PluginOptions(embeddings="all", given=given)
     assert options.read_options(chosen.to_keys()) == chosen
 
 
@@ -83,16 +85,16 @@ def test_options_survive_a_round_trip_through_a_config() -> None:
         ("--dpq-K 1", r"--dpq-K 1: must be from 2 to 32768; try 32"),
         ("--dpq-K 8 --dpq-tau 0", r"--dpq-tau 0.0: must be above 0"),
         (
-            "--dpq-K 8 --dpq-method vq --dpq-distance cosine",
-            r"--dpq-distance cosine: vq compares by euclidean.*--dpq-method sx",
+            "--dpq-K 8 --dpq-schedule paper --dpq-warmup-updates 5",
+            r"--dpq-warmup-updates 5 has no effect with --dpq-schedule paper; use .* warmup$",
         ),
         (
             "--dpq-K 8 --dpq-ema-decay 0.9",
             r"--dpq-ema-decay 0.9 has no effect with.* use --dpq-method vq",
         ),
         (
-            "--dpq-K 8 --dpq-reg-weight 1",
-            r"--dpq-reg-weight 1.0 has no effect with --dpq-method sx; use --dpq-method vq",
+            "--dpq-K 8 --dpq-regularizer-weight 1",
+            r"--dpq-regularizer-weight 1.0 has no effect with --dpq-method sx; use .* vq",
         ),
         ("--dpq-D 8", r"--dpq-D 8 has no effect without --dpq-K"),
         (
@@ -100,6 +102,8 @@ def test_options_survive_a_round_trip_through_a_config() -> None:
             r"low_rank has no effect without --dpq-rank: .* add --dpq-rank 32",
         ),
         ("--dpq-K 8 --dpq-decoder-K 1", r"--dpq-decoder-K 1: must be from 2"),
+        ("--dpq-K 8 --dpq-full-start 0.5", r"--dpq-full-start 0.5 is for full tables; leave it"),
+        ("--dpq-full-start 0", r"--dpq-full-start 0.0: must be above 0; try 0.5"),
     ],
 )
 def test_illegal_options_stop_before_data_is_read(dpq: str, message: str, tmp_path) -> None:
@@ -119,12 +123,12 @@ def test_a_D_that_does_not_divide_names_the_model_flag(corpus, tmp_path) -> None
 
 
 def test_a_D_that_is_left_out_is_in_the_record_and_kept(corpus, tmp_path) -> None:
-    """24 is not divisible by 16: the nearest divisor is 12. A resumed run takes the record's D."""
+    """A quarter of 24. A resumed run takes the record's D."""
     flags = [*TRANSFORMER, "--encoder-embed-dim", "24", "--decoder-embed-dim", "24"]
     log = train(corpus, tmp_path, *flags, updates=8, dpq="--dpq-K 8")  # with a warm-up
-    assert "DPQ sx K=8 D=12" in log
+    assert "DPQ sx K=8 D=6" in log
     (table,) = read_record(last(tmp_path)["cfg"]["model"]).tables.values()
-    assert (table.options["D"], table.embedding_dim) == (12, 24)
+    assert (table.options["D"], table.embedding_dim) == (6, 24)
     train(corpus, tmp_path, *flags, updates=9, dpq="--dpq-K 8")
     assert last(tmp_path)["optimizer_history"][-1]["num_updates"] == 9
 
@@ -198,10 +202,13 @@ def test_unknown_tables_are_refused_by_name(corpus, tmp_path, flags, dpq, messag
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--adaptive-input --adaptive-input-cutoff 20,40", r"is a AdaptiveInput: .*--adaptive-in"),
+        (
+            "--adaptive-input --adaptive-input-cutoff 20,40",
+            r"is of type AdaptiveInput: .*--adaptive-in",
+        ),
         (
             "--character-embeddings --character-embedding-dim 4 --character-filters [(1,16)]",
-            r"is a CharacterTokenEmbedder: .*--character-embeddings",
+            r"is of type CharacterTokenEmbedder: .*--character-embeddings",
         ),
     ],
 )
@@ -225,6 +232,19 @@ def test_off_is_stock_fairseq_bit_for_bit(corpus, tmp_path) -> None:
     assert a.keys() == b.keys()
     # fairseq 0.12.2 saves a tensor that it never initialises.
     assert all(torch.equal(a[key], b[key]) for key in a if not key.endswith("_float_tensor"))
+
+
+def test_a_full_table_may_start_smaller(corpus, tmp_path) -> None:
+    tables = {}
+    for factor in ("1", "0.5"):
+        dpq = f"--dpq-full-start {factor} --lr 1e-30 --seed 5"
+        dpq += " --dpq-embeddings decoder" if factor == "0.5" else ""
+        log = train(corpus, tmp_path / factor, *TRANSFORMER, updates=1, dpq=dpq)
+        tables[factor] = last(tmp_path / factor)["model"]
+    assert "decoder.embed_tokens: a full table that starts at 0.5 of its size" in log
+    for key, factor in (("decoder", 0.5), ("encoder", 1.0)):
+        path = f"{key}.embed_tokens.weight"
+        torch.testing.assert_close(tables["0.5"][path], factor * tables["1"][path])
 
 
 def test_installed_name_works_from_any_directory(corpus, tmp_path) -> None:

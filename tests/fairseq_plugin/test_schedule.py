@@ -58,14 +58,16 @@ def test_a_given_schedule_counts_with_a_new_optimiser(corpus, plain, tmp_path) -
     shutil.copy(plain, tmp_path / "resumed" / "checkpoint_last.pt")
     log = train(corpus, tmp_path / "resumed", *TIED, updates=6, dpq=given)
     assert schedule(tmp_path / "resumed") == [6, 50, 54]
-    assert "--dpq-warmup-updates 2 has no effect: the schedule of the checkpoint goes on" in log
+    assert "--dpq-warmup-updates 2 has no effect: the checkpoint's value counts" in log
     assert "(--dpq-warmup-updates 50); --reset-optimizer takes the new one" in log
 
     tuned = tmp_path / "tuned"
     train(corpus, tuned, *TIED, "--finetune-from-model", str(plain), updates=6, dpq=given)
     assert schedule(tuned) == [6, 2, 5]
-    none = SX + " --dpq-warmup-updates 0"
-    with pytest.raises(DPQConfigError, match=r"is still in its warm-up in .* leave out"):
+    none = SX + " --dpq-schedule paper"
+    with pytest.raises(
+        DPQConfigError, match=r"--dpq-schedule warmup in the checkpoint, paper here"
+    ):
         train(corpus, tmp_path / "n", *TIED, "--finetune-from-model", str(plain), dpq=none)
 
 

@@ -15,7 +15,7 @@ from helpers.plugin_runs import RUN, TRANSFORMER, last
 pytestmark = pytest.mark.slow
 
 TIED = [*TRANSFORMER, "--share-decoder-input-output-embed", "--dropout", "0", "--seed", "5"]
-VQ = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-method vq --dpq-batch-stats "
+VQ = "--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-method vq "
 KD = "--dpq-K 8 --dpq-D 5 --dpq-code-width 12 --dpq-embeddings all --dpq-method kd_codes"
 # 0.12.2 has parameters that only inference uses, which pytorch_ddp must be told of.
 NEEDED = ["--find-unused-parameters"] if fairseq.__version__ == "0.12.2" else []
@@ -67,7 +67,7 @@ def run(
         ("--dpq-K 8 --dpq-D 4 --dpq-embeddings all", "legacy_ddp"),
         ("--dpq-K 8 --dpq-D 4 --dpq-embeddings all", "pytorch_ddp"),
         (VQ, "pytorch_ddp"),
-        (VQ + "--dpq-ema-decay 0.9 --dpq-commitment 0.25", "legacy_ddp"),
+        (VQ + "--dpq-schedule warmup --dpq-ema-decay 0.9", "legacy_ddp"),
         ("--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-method random_codes", "pytorch_ddp"),
         (KD, "legacy_ddp"),
     ],
@@ -92,7 +92,7 @@ def test_two_workers_equal_one_with_update_freq_2(corpus, tmp_path, dpq, backend
         key for key in single if key.startswith("encoder.embed_tokens") and "_updates" in key
     ]
     assert [single[key].item() for key in updates] == [4] * len(updates)
-    assert bool(updates) == ("random_codes" not in dpq)
+    assert bool(updates) == ("random_codes" not in dpq and "warmup" not in dpq)
 
 
 @pytest.mark.parametrize("method", ["sx", "vq"])
@@ -128,13 +128,13 @@ def test_find_unused_parameters_finds_the_centroids(corpus, tmp_path, rotation) 
 def test_workers_stay_identical_with_data_dependent_starts(corpus, tmp_path, backend) -> None:
     """k-means start and re-seeding look at each worker's own batches, yet all end alike, also
     where one worker gets a dummy batch at the end of an epoch."""
-    dpq = VQ + "--dpq-K 24 --dpq-kmeans-init 2 --dpq-reseed-after 2"
+    dpq = VQ + "--dpq-K 24 --dpq-warmup-updates 2 --dpq-reseed-after 2"
     flags = ["--ddp-backend", backend, "--batch-size", "8"]
     text = run(corpus, tmp_path / "two", dpq, *flags, workers=2, updates=9)
     a, b = (torch.load(tmp_path / "two" / f"rank{r}.pt") for r in (0, 1))
     for key in a:
         assert torch.equal(a[key], b[key]), key
-    assert a["encoder.embed_tokens.start_updates"].item() == 2
+    assert a["encoder.embed_tokens.schedule"].tolist()[:2] == [9, 2]
     assert "epoch 002" in text  # 15 batches of 8: the second worker's last one is a dummy
     assert last(tmp_path / "two")["optimizer_history"][-1]["num_updates"] == 9
 

@@ -31,6 +31,9 @@ class Server:
         self.status: dict[str, int] = {}  # path -> error to answer
         self.delay: dict[str, float] = {}  # path -> seconds before the answer
         self.length: dict[str, int] = {}  # path -> Content-Length to claim
+        self.etags: dict[str, str] = {}  # path -> ETag to send
+        self.endless: set[str] = set()  # paths whose answer has no length and no end
+        self.sent = 0  # bytes of endless answers
         self.browsers_only = False
         self.ignore_range = False
         self.requests: list[tuple[str, str]] = []  # (path, Range header)
@@ -63,6 +66,9 @@ class Server:
             handler.send_header("Content-Length", "0")
             handler.end_headers()
             return
+        if handler.path in self.endless:
+            self._answer_without_end(handler, body)
+            return
         start = 0
         if asked and not self.ignore_range:
             start = int(asked[len("bytes=") : -1])
@@ -76,6 +82,8 @@ class Server:
             handler.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
         else:
             handler.send_response(200)
+        if handler.path in self.etags:
+            handler.send_header("ETag", self.etags[handler.path])
         handler.send_header("Content-Length", str(self.length.get(handler.path, len(body) - start)))
         handler.end_headers()
         left = self.break_off.get(handler.path) or []
@@ -85,6 +93,14 @@ class Server:
             handler.wfile.flush()
             handler.connection.close()
             handler.close_connection = True
+
+    def _answer_without_end(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for _ in range(1000):  # 700 MB of the tests' file: enough to tell
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(body), body))
+            self.sent += len(body)
 
 
 def make_tgz(members: dict[str, bytes], mode: str = "w:gz") -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from fairseq_dpq.datasets import csv_files
+from experiments.datasets import csv_files
 
 FLAGS = (
     "--task text_classification --criterion sentence_prediction --arch text_classifier "

@@ -16,11 +16,10 @@ from typing import Any, Callable
 
 import torch
 
-from fairseq_dpq.checksums import tensor_crc32
 from fairseq_dpq.cli import compact, export, inspect, quantize
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.fairseq_plugin.gate import check_state
-from fairseq_dpq.forms.base import crc32_bits
+from fairseq_dpq.fairseq_plugin.validation import check_state
+from fairseq_dpq.files.memory import tensor_crc32
 from helpers.fuzzing import JUNK, Damage, Failure, N
 from helpers.toy_checkpoints import ALIAS, PATH, edit_record, load
 
@@ -123,15 +122,11 @@ class Attack(Damage):
         codes = state["model"][f"{PATH}.codes"].clone()
         row = self.rng.choice([0, 1, self.rng.randrange(N)])
         codes[row] = 255
-        crc = crc32_bits(codes)
         for name in (PATH, ALIAS):
             state["model"][f"{name}.codes"] = codes
-            state["model"][f"{name}.codes_crc32"] = crc
         edit_record(
             state,
-            lambda record: record["tables"][PATH]["checksums"].update(
-                codes_crc32=tensor_crc32(crc)
-            ),
+            lambda record: record["tables"][PATH]["checksums"].update(codes=tensor_crc32(codes)),
         )
         torch.save(state, self.bad)
         for main, more in ((inspect.main, []), (export.main, [str(self.out), "--no-symbols"])):
@@ -139,7 +134,7 @@ class Attack(Damage):
                 raise Failure(f"{origin}: codes beyond their range in row {row} were accepted")
         with contextlib.suppress(DPQConfigError):
             check_state(load(self.bad), "")
-            raise Failure(f"{origin}: codes beyond their range in row {row} passed the gate")
+            raise Failure(f"{origin}: codes beyond their range in row {row} passed validation")
         return f"{origin}: row {row}"
 
     def forged_state(self) -> str:

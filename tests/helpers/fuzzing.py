@@ -1,7 +1,7 @@
 """Attacks on everything that reads files: damaged bytes here, forged ones in forging.py.
 
-Every case must end in one of two ways: one line of error and exit code 2 (ExportError from Python),
-or a result that is exactly what the input stands for.
+Every case must end in one of two ways: one line of error and exit code 2 (CheckpointError in
+Python), or a result that is exactly what the input stands for.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Any, Callable
 import torch
 
 from fairseq_dpq import CompactEmbedding, DPQEmbedding
-from fairseq_dpq.checkpoints.checkpoint import Checkpoint, stored_form
 from fairseq_dpq.cli import compact, export, inspect, quantize
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.fairseq_plugin.gate import check_state
-from fairseq_dpq.safetensors_file import ExportError, read_symbols
+from fairseq_dpq.fairseq_plugin.validation import check_state
+from fairseq_dpq.files.checkpoint import Checkpoint, stored_form
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.reader import read_symbols
 from helpers.toy_checkpoints import ALIAS, PATH, load, make_layer, make_state
 
 SECONDS, KILOBYTES = 10, 1_000_000  # most that one case may take
@@ -151,10 +152,10 @@ class Damage:
             raise Failure(f"export of {origin}: {what}: other rows")
 
     def from_file(self, what: str) -> str:
-        """`bad` as an exported table: an ExportError of one line, or the rows and symbols."""
+        """`bad` as an exported table: an CheckpointError of one line, or the rows and symbols."""
         try:
             rows, symbols = CompactEmbedding.from_file(self.bad).dense(), read_symbols(self.bad)
-        except ExportError as error:
+        except CheckpointError as error:
             if not str(error).isprintable():
                 raise Failure(f"{what}: {str(error)!r}") from error
             return what

@@ -6,16 +6,7 @@ import torch
 
 from fairseq_dpq import DPQEmbedding, collect_regularizer
 
-METHODS = [("sx", "dot"), ("sx", "euclidean"), ("sx", "cosine"), ("vq", "euclidean")]
-
-
-def as_in_the_paper(**options: object) -> dict:
-    """Options with the paper's own settings for all that is not given: no average of centroids,
-    no commitment, temperature 1, normalisation by batch statistics."""
-    vq = options.get("method") == "vq"
-    own: dict = {"ema_decay": 0, "commitment": 0} if vq else {"tau": 1.0}
-    own["batch_stats"] = options.get("normalize", True)
-    return {**own, **options}
+METHODS = [(method, schedule) for method in ("sx", "vq") for schedule in ("warmup", "paper")]
 
 
 def large_start(layer: DPQEmbedding, seed: int = 0) -> DPQEmbedding:
@@ -31,8 +22,8 @@ def large_start(layer: DPQEmbedding, seed: int = 0) -> DPQEmbedding:
 
 
 def make(n: int = 50, d: int = 24, padding_idx: int | None = 1, **options: object) -> DPQEmbedding:
-    """A layer with the paper's settings and a large start."""
-    own = as_in_the_paper(**{"K": 8, "D": 4, **options})
+    """A layer with the paper's schedule, if not told otherwise, and a large start."""
+    own: dict = {"K": 8, "D": 4, "schedule": "paper", **options}
     return large_start(DPQEmbedding(n, d, padding_idx, **own))
 
 

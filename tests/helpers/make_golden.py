@@ -1,4 +1,4 @@
-"""Writes the golden files of the compact format, tests/golden/compact-v2.*: run once for each
+"""Writes the golden files of the compact format, tests/golden/compact-v3.*: run once for each
 version of the format, never again for an old one.
 
     PYTHONPATH=tests python -m helpers.make_golden
@@ -26,7 +26,7 @@ FLAGS = (
     "--task language_modeling --tokens-per-sample 16 --max-tokens 64 --arch transformer_lm "
     "--decoder-layers 1 --decoder-embed-dim 8 --decoder-input-dim 8 --decoder-output-dim 8 "
     "--decoder-ffn-embed-dim 8 --decoder-attention-heads 1 --share-decoder-input-output-embed "
-    f"--dpq-K {K} --dpq-D {D} --dpq-method vq --dpq-no-normalize "
+    f"--dpq-K {K} --dpq-D {D} --dpq-method vq --dpq-schedule warmup "
     "--cpu --optimizer adam --lr 1e-3 --max-update 1 --num-workers 0 --disable-validation"
 )
 
@@ -66,10 +66,10 @@ def main() -> None:
         state["cfg"] = {"model": cfg["model"], "task": {**cfg["task"], "data": "data"}}
         torch.save(state, trained)
         GOLDEN.mkdir(exist_ok=True)
-        small = GOLDEN / "compact-v2.pt"
+        small = GOLDEN / "compact-v3.pt"
         if compact.main([str(trained), str(small), "--lossless-shrink", "--debug"]):
             sys.exit(1)
-        table = GOLDEN / "compact-v2.safetensors"
+        table = GOLDEN / "compact-v3.safetensors"
         export.main([str(small), str(table), "--dict", str(data / "dict.txt"), "--debug"])
         text = (data / "dict.txt").read_bytes()
         if text != (GOLDEN / "dict.txt").read_bytes():

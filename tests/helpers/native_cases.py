@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq import CompactEmbedding, native
-from fairseq_dpq.codes import _ordered_codes
-from fairseq_dpq.distances import DISTANCES
 from fairseq_dpq.forms.packing import pack_codes
-from fairseq_dpq.normalization import Stats
+from fairseq_dpq.training.codes import _ordered_codes
+from fairseq_dpq.training.distances import DISTANCES
+from fairseq_dpq.training.normalization import Stats
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -95,7 +95,7 @@ def random_query(rng: random.Random) -> tuple[Tensor, Tensor, str, Stats | None]
     stats = None
     if rng.random() < 0.5:
         stats = Stats(torch.randn(G, K).mul(3).round(), torch.rand(G, K))
-    return query, keys, rng.choice(["dot", "euclidean", "cosine"]), stats
+    return query, keys, rng.choice(["dot", "euclidean"]), stats
 
 
 def ordered_codes(query: Tensor, keys: Tensor, distance: str, stats: Stats | None) -> Tensor:

@@ -38,10 +38,8 @@ def responses(q: np.ndarray, keys: np.ndarray, distance: str) -> np.ndarray:
                 x = q[t, j]
                 if distance == "dot":
                     out[t, j, k] = x @ key
-                elif distance == "euclidean":
-                    out[t, j, k] = -((x - key) ** 2).sum()
                 else:
-                    out[t, j, k] = x @ key / np.linalg.norm(x) / np.linalg.norm(key)
+                    out[t, j, k] = -((x - key) ** 2).sum()
     return out
 
 
@@ -58,12 +56,8 @@ def response_gradients(
                 x, y, up = q[t, j], keys[g, k], grad[t, j, k]
                 if distance == "dot":
                     dx, dy = y, x
-                elif distance == "euclidean":
-                    dx, dy = -2 * (x - y), 2 * (x - y)
                 else:
-                    nx, ny = np.linalg.norm(x), np.linalg.norm(y)
-                    cos = x @ y / nx / ny
-                    dx, dy = (y / ny - cos * x / nx) / nx, (x / nx - cos * y / ny) / ny
+                    dx, dy = -2 * (x - y), 2 * (x - y)
                 grad_q[t, j] += up * dx
                 grad_k[g, k] += up * dy
     return grad_q, grad_k
@@ -79,8 +73,8 @@ def train_step(
     method: str,
     distance: str,
     normalize: bool,
-    tau: float = 1.0,
-    reg_weight: float = 1.0,
+    tau: float | np.ndarray = 1.0,
+    regularizer_weight: float = 1.0,
     commitment: float = 0.0,
     padding_idx: int | None = None,
 ) -> Result:
@@ -126,12 +120,12 @@ def train_step(
     else:
         count = len(q)
         difference = hard - q
-        regularizer = (reg_weight + commitment) * (difference**2).sum() / count
+        regularizer = (regularizer_weight + commitment) * (difference**2).sum() / count
         grad_q = up - 2 * commitment * difference / count
         for t in range(len(real)):
             for j in range(q.shape[1]):
                 g = j if values.shape[0] > 1 else 0
-                grad_values[g, codes[t, j]] += 2 * reg_weight * difference[t, j] / count
+                grad_values[g, codes[t, j]] += 2 * regularizer_weight * difference[t, j] / count
     np.add.at(grad_query, tokens[real], grad_q)
     output = np.zeros_like(grad_output)
     output[real] = hard.reshape(len(real), -1)
@@ -160,15 +154,6 @@ def ordered_codes(
     evaluation, export and compaction share."""
     f = np.float32
     q, keys = q.astype(f), np.broadcast_to(keys, (q.shape[1], *keys.shape[1:])).astype(f)
-
-    def norm(x: np.ndarray) -> np.ndarray:
-        total = x[..., 0] * x[..., 0]
-        for i in range(1, x.shape[-1]):
-            total = total + x[..., i] * x[..., i]
-        return np.maximum(np.sqrt(total), f(1e-12))[..., None]
-
-    if distance == "cosine":
-        q, keys = q / norm(q), keys / norm(keys)
     total = None
     for i in range(q.shape[-1]):
         x, y = q[:, :, i, None], keys[None, :, :, i]

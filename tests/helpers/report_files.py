@@ -8,9 +8,9 @@ from typing import Any, Sequence
 import torch
 from torch import Tensor
 
+from fairseq_dpq.files.record import RECORD_KEY
+from fairseq_dpq.files.writer import write_form
 from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.record import RECORD_KEY
-from fairseq_dpq.safetensors_file import metadata, symbols_tensor
 from helpers.toy_checkpoints import PATH, make_layer, make_state
 
 
@@ -22,16 +22,9 @@ def exported(
     padding_idx: int | None = None,
 ) -> Path:
     """A file of fairseq-dpq-export with these codes (n, D) and values (G, K, d/D)."""
-    from safetensors.torch import save_file
-
     d = codes.shape[1] * values.shape[-1]
     form = CompactEmbedding.from_codes(codes, values, d, padding_idx, packed=True)
-    tensors = form.export_tensors()
-    if symbols is not None:
-        tensors["symbols"] = symbols_tensor(list(symbols))
-    config: dict[str, Any] = {"kind": form.kind, "num_embeddings": len(codes)}
-    config.update(embedding_dim=d, padding_idx=padding_idx, **form.settings())
-    save_file(tensors, str(path), metadata(PATH, config, tensors))
+    write_form(path, form, PATH, None if symbols is None else list(symbols), force=True)
     return path
 
 

@@ -43,6 +43,7 @@ def score(kind: str, data: Path, path: Path, beam: int = 5) -> list[str]:
     """The lines that carry results, scores in every digit that fairseq prints."""
     argv = [str(data), "--user-dir", fsq.USER_DIR, "--path", str(path), "--cpu"]
     argv += ["--num-workers", "0", "--max-tokens", "400", "--required-batch-size-multiple", "1"]
+    argv += ["--model-overrides", "{'dpq_exact_logits': True}"]  # of compact files with a tie
     if kind == "generate":
         argv += ["--beam", str(beam), "--nbest", str(beam), "--max-len-b", "15"]
         text = fsq.main("generate", argv)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fairseq_dpq import DPQEmbedding
 from fairseq_dpq.fairseq_plugin.configs import write_record
-from fairseq_dpq.record import RECORD_KEY, Table, TablesRecord, sealed
-from helpers.layers import as_in_the_paper, large_start
+from fairseq_dpq.files.record import RECORD_KEY, Table, TablesRecord, sealed
+from helpers.layers import large_start
 
 PATH = "encoder.embed_tokens"
 ALIAS = "decoder.embed_tokens"
@@ -21,9 +21,9 @@ ALIAS = "decoder.embed_tokens"
 
 def make_layer(n: int = 60, d: int = 12, pad: int | None = 1, seed: int = 0, **options: Any):
     """A layer whose running statistics are those of a trained one: not 0 and 1."""
-    own = as_in_the_paper(**{"K": 8, "D": 4, **options})
+    own: dict = {"K": 8, "D": 4, **options}
     layer = large_start(DPQEmbedding(n, d, pad, **own), seed)
-    if layer.config.normalize:
+    if "norm_mean" in layer._buffers:
         layer.norm_mean.normal_()
         layer.norm_var.uniform_(0.5, 2)
     return layer.eval()
@@ -35,7 +35,7 @@ def make_state(layer: DPQEmbedding, **more: Any) -> dict[str, Any]:
         layer.num_embeddings,
         layer.embedding_dim,
         layer.padding_idx,
-        layer.config.layer_options(),
+        layer.config.keywords(),
         [ALIAS],
         ["decoder.output_projection"],
     )

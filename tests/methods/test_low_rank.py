@@ -8,7 +8,6 @@ import torch
 
 from fairseq_dpq import DPQConfigError, DPQEmbedding, collect_regularizer
 from fairseq_dpq.methods.low_rank import LowRank
-from fairseq_dpq.record import Table, TablesRecord
 
 PAD = 1
 
@@ -68,14 +67,3 @@ def test_options_of_codes_are_refused() -> None:
         DPQEmbedding(20, 6, method="low_rank", rank=3, reseed_after=5)
     with pytest.raises(DPQConfigError, match="rank=7: exceeds the embedding size 6"):
         DPQEmbedding(20, 6, method="low_rank", rank=7)
-
-
-def test_record_of_a_file_that_has_a_D_too() -> None:
-    """Files of version 0.2.0 say D = 16 although the method has no groups; it is forgotten."""
-    layer = make()
-    options = {**layer.config.layer_options(), "D": 16}
-    record = TablesRecord({"embed_tokens": Table(20, 6, PAD, options)})
-    table = TablesRecord.from_json(record.to_json()).tables["embed_tokens"]
-    assert layer.config.D is None and "D" not in layer.config.layer_options()
-    assert table.config == layer.config and "D" not in table.options
-    table.config.validate(6)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fairseq_dpq import DPQConfigError, DPQEmbedding
+from fairseq_dpq.files.writer import write_form
 from fairseq_dpq.forms.low_rank import LowRankEmbedding
 from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.methods.files import read_codes, read_table
-from fairseq_dpq.safetensors_file import metadata
 
 PAD, N, DIM, K, D = 1, 60, 8, 5, 4
 
@@ -68,22 +68,17 @@ def test_options_of_other_methods_are_refused() -> None:
 # Files --------------------------------------------------------------------------------------------
 
 
-def write(form, path, kind: str) -> str:
-    safetensors = pytest.importorskip("safetensors.torch")
-    size = {"num_embeddings": N, "embedding_dim": DIM, "padding_idx": PAD, "kind": kind}
-    tensors = form.export_tensors()
-    safetensors.save_file(
-        tensors, str(path), metadata("table", {**size, **form.settings()}, tensors)
-    )
+def write(form, path) -> str:
+    write_form(path, form, "table", force=True)
     return str(path)
 
 
 def test_codes_of_an_exported_table(tmp_path) -> None:
     layer = make()
-    file = write(layer.eval().compact(), tmp_path / "codes.safetensors", "product_codes")
+    file = write(layer.eval().compact(), tmp_path / "codes.safetensors")
     assert torch.equal(read_codes(file, (N, D), K), layer.codes())
     other = DPQEmbedding(N, DIM, PAD, method="fixed_codes", K=K, D=D, codes=file)
-    other.method.take_files(other.codebook(), other.config, "")
+    other.method.load_option_files(other.codebook(), other.config, "")
     assert torch.equal(other.codes(), layer.codes())
     with pytest.raises(ValueError, match="has 4 codes for each of 60 rows; this table has 61 rows"):
         read_codes(file, (N + 1, D), K)
@@ -92,12 +87,12 @@ def test_codes_of_an_exported_table(tmp_path) -> None:
     with pytest.raises(ValueError, match="there is no file of codes"):
         read_codes(str(tmp_path / "none"), (N, D), K)
     plain = LowRankEmbedding.from_table(torch.randn(N, DIM), PAD, rank=2)
-    file = write(plain, tmp_path / "low.safetensors", "low_rank")
+    file = write(plain, tmp_path / "low.safetensors")
     with pytest.raises(ValueError, match="holds a table of kind low_rank, which has no codes"):
         read_codes(file, (N, D), K)
     bare = DPQEmbedding(N, DIM, PAD, method="fixed_codes", K=K, D=D)
     with pytest.raises(ValueError, match="method fixed_codes needs a file of codes"):
-        bare.method.take_files(bare.codebook(), bare.config, "")
+        bare.method.load_option_files(bare.codebook(), bare.config, "")
 
 
 def test_table_of_a_full_checkpoint(tmp_path) -> None:
@@ -106,7 +101,7 @@ def test_table_of_a_full_checkpoint(tmp_path) -> None:
     torch.save({"model": {"decoder.embed_tokens.weight": table}}, path)
     assert torch.equal(read_table(path, "decoder.embed_tokens", (N, DIM)), table)
     layer = DPQEmbedding(N, DIM, PAD, method="kd_codes", K=K, D=D, distill_from=path)
-    layer.method.take_files(layer.codebook(), layer.config, "decoder.embed_tokens")
+    layer.method.load_option_files(layer.codebook(), layer.config, "decoder.embed_tokens")
     assert torch.equal(layer.guide, table)
     with pytest.raises(ValueError, match=r"has no full table encoder\.embed_tokens\.weight"):
         read_table(path, "encoder.embed_tokens", (N, DIM))

@@ -1,12 +1,20 @@
 /* Calls every exported function with random shapes, good and damaged data, and buffers of exactly the
- * size that each call may touch, so that a sanitizer sees one byte too many. */
+ * size that each call may touch, so that a sanitizer sees one byte too many. Then the same from eight
+ * threads at once and, between two such times, in a forked child.
+ * Usage: fuzz ROUNDS [SEED] */
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "dpq.h"
 
-static uint64_t state = 88172645463325252u;
+static _Thread_local uint64_t state;
 
 static int64_t below(int64_t limit) {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -30,7 +38,7 @@ static int64_t pick(const int64_t *from, int64_t count) { return from[below(coun
 #define PICK(...) \
     pick((int64_t[]){__VA_ARGS__}, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
 
-static int64_t failures;
+static atomic_long failures;
 static void expect(int good, const char *what) {
     if (good) return;
     failures++;
@@ -116,7 +124,7 @@ static void fuzz_codes(void) {
     dpq_query job = {.query = query, .keys = keys, .mean = given ? mean : NULL,
                      .scale = given ? scale : NULL, .out = out, .tokens = tokens,
                      .stride = D * size, .D = D, .key_dim = size, .G = G, .K = K,
-                     .stat_groups = stats, .distance = (int32_t)below(3), .out_bytes = width};
+                     .stat_groups = stats, .distance = (int32_t)below(2), .out_bytes = width};
     expect(dpq_codes(&job, 1 + (int32_t)below(3)) == 0, "codes");
     for (int64_t i = 0; i < tokens * D; i++) {
         int64_t code = 0;
@@ -151,9 +159,82 @@ static void fuzz_gradients(void) {
     free(to_offset), free(to_values), free(codes);
 }
 
+static void fuzz_clusters(void) {
+    int64_t n = PICK(0, 1, 2, 63, 64, 65, 130, 700), D = PICK(1, 2, 5), size = PICK(1, 2, 3, 4, 8, 9, 64);
+    int64_t K = PICK(1, 2, 7, 32, 256, 300), G = below(2) ? 1 : D;
+    int by_group = below(2) == 0;
+    int64_t group_stride = by_group ? n * size : size + below(2);
+    int64_t stride = by_group ? size : D * group_stride + below(3);
+    int64_t room = n ? (n - 1) * stride + (D - 1) * group_stride + size : 0;
+    int32_t bytes = K > 256 ? (int32_t)PICK(2, 8) : (int32_t)PICK(1, 2, 8), threads = 1 + (int32_t)below(3);
+    float *points = floats(room), *centroids = floats(G * K * size), *weights = floats(n);
+    float *first = floats(D * K * size);
+    uint8_t *codes = malloc((size_t)(n * D * bytes + 1));
+    double *error = calloc((size_t)D, sizeof *error), *sums = calloc((size_t)(D * K * size), sizeof *sums);
+    double *mass = calloc((size_t)(D * K), sizeof *mass), *draws = malloc((size_t)(D * K) * sizeof *draws);
+    for (int64_t i = 0; i < D * K; i++) draws[i] = (double)below(1000) / 1000;
+    dpq_clusters job = {.points = points, .centroids = centroids, .weights = below(2) ? weights : NULL,
+                        .codes = codes, .error = below(2) ? error : NULL, .sums = sums, .mass = mass,
+                        .draws = draws, .first = first, .n = n, .stride = stride,
+                        .group_stride = group_stride, .D = D, .size = size, .G = G, .K = K,
+                        .code_bytes = bytes};
+    expect(dpq_nearest(&job, threads) == 0, "nearest");
+    for (int64_t i = 0; i < n * D; i++) {
+        int64_t code = 0;
+        memcpy(&code, codes + i * bytes, (size_t)bytes);
+        expect(code >= 0 && code < K, "a nearest centroid");
+    }
+    expect(dpq_sums(&job, threads) == 0, "sums");
+    double total = 0;
+    for (int64_t i = 0; i < D * K; i++) total += mass[i];
+    expect(job.weights || total == (double)(n * D), "the number of points");
+    expect(dpq_first_centroids(&job, threads) == (n ? 0 : DPQ_BAD_TABLE), "first centroids");
+    if (n && (bytes > 1 || K < 256)) {
+        int64_t at = below(n * D), bad = bytes == 8 && below(2) ? -1 : K;
+        memcpy(codes + at * bytes, &bad, (size_t)bytes);
+        expect(dpq_sums(&job, threads) == 1 + at / D, "sums of a bad code");
+    }
+    job.stride = -1;
+    expect(dpq_nearest(&job, 1) == DPQ_BAD_TABLE && dpq_sums(&job, 1) == DPQ_BAD_TABLE, "a stride");
+    free(points), free(centroids), free(weights), free(first), free(codes), free(error), free(sums);
+    free(mass), free(draws);
+}
+
+static void rounds_of(long rounds, uint64_t seed) {
+    state = 88172645463325252u ^ seed * 0x9E3779B97F4A7C15u;
+    for (long i = 0; i < rounds; i++) fuzz_table(), fuzz_codes(), fuzz_gradients(), fuzz_clusters();
+}
+
+#define THREADS 8
+static long shared_rounds;
+static uint64_t base;
+
+static void *in_thread(void *number) {
+    rounds_of(shared_rounds, base + 1 + (uint64_t)(uintptr_t)number);
+    return NULL;
+}
+
+static void at_once(long rounds) {
+    pthread_t ids[THREADS];
+    shared_rounds = rounds;
+    for (uintptr_t i = 0; i < THREADS; i++) pthread_create(&ids[i], NULL, in_thread, (void *)i);
+    for (int i = 0; i < THREADS; i++) pthread_join(ids[i], NULL);
+}
+
 int main(int count, char **arguments) {
-    long rounds = count > 1 ? atol(arguments[1]) : 3000;
-    for (long i = 0; i < rounds; i++) fuzz_table(), fuzz_codes(), fuzz_gradients();
-    printf("%s: %ld rounds, %ld failures\n", dpq_variant(), rounds, (long)failures);
+    long rounds = count > 1 ? atol(arguments[1]) : 1000, few = rounds / 20 + 1;
+    base = count > 2 ? (uint64_t)atoll(arguments[2]) : 0;
+    rounds_of(rounds, base);
+    at_once(few);
+    pid_t child = fork();
+    if (child == 0) {
+        rounds_of(few, base + 100);
+        _exit(failures != 0);
+    }
+    at_once(few);
+    int status = 1;
+    expect(child > 0 && waitpid(child, &status, 0) == child && status == 0, "a forked child");
+    printf("%s: %ld rounds, seed %llu, %ld failures\n", dpq_variant(), rounds,
+           (unsigned long long)base, (long)failures);
     return failures != 0;
 }

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fairseq_dpq import CompactEmbedding, native
-from fairseq_dpq.codes import evaluation_codes
-from fairseq_dpq.distances import DISTANCES
+from fairseq_dpq.training.codes import evaluation_codes
+from fairseq_dpq.training.distances import DISTANCES
 from helpers.native_cases import by_pytorch, ordered_codes, random_form, random_query
 
 pytest.importorskip("triton")
@@ -69,9 +69,8 @@ def test_codes_are_the_definition_bit_for_bit(seed: int) -> None:
     torch.manual_seed(seed)
     for _ in range(12):
         query, keys, distance, stats = random_query(rng)
-        rows = DISTANCES[distance].ordered_rows
         normalization = () if stats is None else (stats.mean.to(DEVICE), stats.scale().to(DEVICE))
-        given = rows(query).to(DEVICE), rows(keys).to(DEVICE)
+        given = query.to(DEVICE), keys.to(DEVICE)
         found = gpu.codes(*given, distance == "euclidean", *normalization)
         expected = ordered_codes(query, keys, distance, stats)
         assert found.dtype == torch.int64 and torch.equal(found.cpu(), expected), distance
@@ -112,7 +111,9 @@ def test_kernels_are_left_out_where_they_cannot_serve() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_modules_use_the_kernels() -> None:
+def test_modules_use_the_kernels(monkeypatch: Any) -> None:
+    monkeypatch.setenv("FAIRSEQ_DPQ_TRITON", "1")
+    native.library.gpu.cache_clear()
     form: Any = CompactEmbedding.from_codes(torch.randint(20, (70, 8)), torch.randn(8, 20, 4), 32)
     expected = form(torch.arange(70))
     moved = form.cuda()

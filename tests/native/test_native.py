@@ -7,15 +7,15 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fairseq_dpq import CompactEmbedding, native
-from fairseq_dpq.codes import evaluation_codes
-from fairseq_dpq.distances import DISTANCES
 from fairseq_dpq.forms.packing import pack_codes, row_bytes, unpack_codes
-from fairseq_dpq.memory import memory_of
+from fairseq_dpq.training.codes import evaluation_codes
+from fairseq_dpq.training.distances import DISTANCES
 from helpers.native_cases import (
     DTYPES,
     by_pytorch,
@@ -152,7 +152,7 @@ def test_codes_are_the_definition_bit_for_bit(seed: int) -> None:
 def test_codes_are_those_of_evaluation() -> None:
     torch.manual_seed(0)
     query, keys = torch.randn(3000, 16, 4), torch.randn(16, 32, 4)
-    for distance in ("dot", "euclidean", "cosine"):
+    for distance in ("dot", "euclidean"):
         with no_library():
             want = evaluation_codes(query, keys, DISTANCES[distance], None)
         assert torch.equal(native.codes(query, keys, distance), want)
@@ -193,33 +193,6 @@ def test_packing_has_the_bits_of_pytorch(seed: int) -> None:
             assert torch.equal(native.unpack(packed, bits, kind), want)
 
 
-def test_two_threads_give_the_same_bits(two_threads: None) -> None:
-    torch.manual_seed(0)
-    form = CompactEmbedding.from_codes(
-        torch.randint(32, (20_000, 64)), torch.randn(64, 32, 8), 512, 3
-    )
-    table, h = table_of(form), torch.randn(5, 512)
-    indices = torch.randint(20_000, (4096,))
-    query, keys = torch.randn(5000, 16, 4), torch.randn(16, 32, 4)
-
-    def results() -> list[torch.Tensor | None]:
-        return [
-            table.lookup(indices),
-            table.logits(h),
-            native.codes(query, keys, "dot"),
-            native.pack(form.codes, form.bits, row_bytes(form.bits)),
-        ]
-
-    two = results()
-    torch.set_num_threads(1)
-    for first, second in zip(two, results()):
-        assert first is not None and second is not None and torch.equal(first, second)
-    indices[4000] = 20_000  # in the second thread's share
-    torch.set_num_threads(2)
-    with pytest.raises(IndexError, match="index 20000 is out of range: the table has 20000 rows"):
-        table.lookup(indices)
-
-
 @pytest.mark.parametrize("variant", ["baseline", "avx2"])
 def test_other_instruction_sets_give_the_same_bits(variant: str) -> None:
     """Each process picks its instruction set once; a second one compares by a checksum."""
@@ -238,6 +211,9 @@ for _ in range(40):
     add(table.logits(torch.randn(5, form.embedding_dim)))
     query, keys, distance, _ = random_query(rng)
     add(native.codes(query, keys, distance))
+    codes, error = native.nearest(query, keys)
+    add(codes), add(error), add(native.centroid_sums(query, codes, keys.shape[1])[0])
+    add(native.first_centroids(query.nan_to_num(), torch.rand(query.shape[1], 9)))
 print(crc)
 """
     tests = str(Path(__file__).resolve().parents[1])
@@ -311,18 +287,6 @@ def test_what_the_library_does_not_take_is_left_to_pytorch() -> None:
     assert table.lookup(indices) is None and table.logits(h.detach()) is None
 
 
-def test_a_forked_child_uses_the_library(two_threads: None) -> None:
-    form = CompactEmbedding.from_codes(torch.randint(32, (9000, 64)), torch.randn(64, 32, 8), 512)
-    table, indices = table_of(form), torch.randint(9000, (4096,))
-    rows = table.lookup(indices)
-    want = bytes(memory_of(rows))
-    child = os.fork()
-    if child == 0:  # torch's own operators would wait forever for threads that fork() left behind
-        found = table.lookup(indices)
-        os._exit(0 if bytes(memory_of(found)) == want else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 def test_the_environment_turns_it_off() -> None:
     code = "from fairseq_dpq import native; print(native.available(), native.describe())"
     environment = {**os.environ, "FAIRSEQ_DPQ_NATIVE": "0"}
@@ -330,3 +294,14 @@ def test_the_environment_turns_it_off() -> None:
     assert done.stdout.decode().strip() == (
         "False native library: turned off by FAIRSEQ_DPQ_NATIVE=0"
     )
+
+
+def test_triton_serves_on_demand_only(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    tried = []
+    monkeypatch.setattr(native.library, "find_spec", lambda name: tried.append(name))
+    for switch, expected in (("0", []), ("1", ["triton"])):
+        monkeypatch.setenv("FAIRSEQ_DPQ_TRITON", switch)
+        native.library.gpu.cache_clear()
+        assert native.library.gpu("cuda:0") is None and tried == expected
+    assert "FAIRSEQ_DPQ_TRITON=1, but triton is not installed" in caplog.text
+    native.library.gpu.cache_clear()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.report.build import build_report
 from fairseq_dpq.report.models import Model, load_model
 from fairseq_dpq.report.words import CHOSEN, chosen_words, missing_words, word_facts
@@ -59,7 +59,7 @@ def test_use_and_shared_codes(small: Model) -> None:
 
 def test_change_between_two_checkpoints_of_a_run(tmp_path: Path) -> None:
     """6 of 60 symbols get another code in group 2; a third checkpoint changes nothing."""
-    layer = make_layer(method="vq", normalize=False)
+    layer = make_layer(method="vq", schedule="warmup")
     codes = layer.codes().long()
     paths = [save_toy(tmp_path / "1.pt", layer)]
     with torch.no_grad():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_dpq.checkpoints.errors import CheckpointError
+from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.report.curves import read_curves
 
 STAMP = "2026-11-16 22:18:07 | INFO |"

@@ -59,13 +59,22 @@ def test_lines_of_change_are_percentages() -> None:
 def test_bars_of_sizes_are_those_of_the_compact_form() -> None:
     sizes = {"embedding_bytes": 900, "model_bytes": 2000, "file_bytes": 5000}
     compact = {"compact_embedding_bytes": 90, "compact_model_bytes": 1190}
-    models = [{"name": "full", "sizes": sizes}, {"name": "sx", "sizes": {**sizes, **compact}}]
+    coded = {"name": "sx", "kind": "training", "sizes": {**sizes, **compact}}
+    models = [{"name": "full", "kind": "full", "sizes": sizes}, coded]
     with style.figure() as figure:
         drawing._sizes(figure, models)
         widths = [[patch.get_width() for patch in axes.patches] for axes in figure.axes]
         texts = [text.get_text() for text in figure.axes[0].texts]
     assert widths == [[900, 90], [2000, 1190], [5000, 5000]]
     assert texts == ["900 B", "90 B"]
+    # Without a full model, the size before is worked out; of a file nobody knows it.
+    coded["sizes"]["full_embedding_bytes"] = 700
+    with style.figure() as figure:
+        drawing._sizes(figure, [coded])
+        widths = [[patch.get_width() for patch in axes.patches] for axes in figure.axes]
+        names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert widths == [[700, 90], [1800, 1190], [0, 5000]]
+    assert names == ["full table (float32)", "sx"]
 
 
 def test_curves_have_the_points_of_the_log() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fairseq_dpq.report import numbers
+from fairseq_dpq.training.codes import code_counts
 from helpers.toy_checkpoints import make_layer
 
 # Four symbols and padding (row 1), three groups; codes of group 2 are always 0.
@@ -15,13 +16,13 @@ CODES = torch.tensor([[0, 3, 0], [2, 2, 0], [0, 1, 0], [1, 3, 0], [0, 3, 0]], dt
 
 
 def test_counts_leave_padding_out() -> None:
-    counts = numbers.code_counts(CODES, 4, 1)
+    counts = code_counts(CODES, 4, 1)
     assert counts.tolist() == [[3, 1, 0, 0], [0, 1, 0, 3], [4, 0, 0, 0]]
-    assert numbers.code_counts(CODES, 4, None)[0].tolist() == [3, 1, 1, 0]
+    assert code_counts(CODES, 4, None)[0].tolist() == [3, 1, 1, 0]
 
 
 def test_use_and_entropy_by_hand() -> None:
-    use = numbers.code_use(numbers.code_counts(CODES, 4, 1), [4, 4, 4])
+    use = numbers.code_use(code_counts(CODES, 4, 1), [4, 4, 4])
     quarter = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
     assert use["used"] == [2, 2, 1]
     assert use["entropy_bits"] == pytest.approx([quarter, quarter, 0], abs=1e-4)
@@ -31,9 +32,9 @@ def test_use_and_entropy_by_hand() -> None:
 
 
 def test_counts_are_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = numbers.code_counts(CODES, 4, 1)
-    monkeypatch.setattr(numbers, "_ROWS", 2)
-    assert torch.equal(numbers.code_counts(CODES, 4, 1), whole)
+    whole = code_counts(CODES, 4, 1)
+    monkeypatch.setattr("fairseq_dpq.training.codes._ROWS", 2)
+    assert torch.equal(code_counts(CODES, 4, 1), whole)
     assert numbers.code_change(CODES, CODES.flip(0), [4, 4, 4])["codes"] == pytest.approx(4 / 15)
 
 
@@ -61,7 +62,7 @@ def test_change_by_codes_symbols_and_bits() -> None:
 def test_distance_of_queries_to_centroids() -> None:
     """VQ with centroids 0 and 10 in both groups: queries (9, 1) are 1 away in each group, with a
     length of sqrt(82); queries (10, 0) are on the centroids."""
-    layer = make_layer(n=5, d=2, D=2, K=2, method="vq", normalize=False, pad=4)
+    layer = make_layer(n=5, d=2, D=2, K=2, method="vq", schedule="warmup", pad=4)
     with torch.no_grad():
         layer.values.copy_(torch.tensor([[[0.0], [10.0]], [[0.0], [10.0]]]))
         layer.query.copy_(torch.tensor([[9.0, 1], [9, 1], [9, 1], [10, 0], [0, 0]]))
@@ -77,7 +78,7 @@ def test_distance_of_queries_to_centroids() -> None:
 def test_sample_reaches_from_the_first_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows at a distance of 1, 1, 1 and 0, two: the first and the last."""
     monkeypatch.setattr(numbers, "SAMPLE", 2)
-    layer = make_layer(n=4, d=1, D=1, K=2, method="vq", normalize=False, pad=None)
+    layer = make_layer(n=4, d=1, D=1, K=2, method="vq", schedule="warmup", pad=None)
     with torch.no_grad():
         layer.values.copy_(torch.tensor([[[0.0], [10.0]]]))
         layer.query.copy_(torch.tensor([[9.0], [9], [9], [10]]))

@@ -11,10 +11,10 @@ from typing import Any, Iterator
 import pytest
 import torch
 
+from fairseq_dpq.files.errors import printable
 from fairseq_dpq.report.curves import Curves
-from fairseq_dpq.report.html import json_script, symbol, table, tag
 from fairseq_dpq.report.models import load_model
-from fairseq_dpq.report.sections import size_section
+from fairseq_dpq.report.page import render_page
 from fairseq_dpq.report.write import write_report
 from helpers import chromium
 from helpers.report_files import dictionary, exported, full
@@ -35,28 +35,29 @@ HOSTILE = [
 ]
 
 
+def _render(report: dict[str, Any], **search: Any) -> str:
+    whole = {"written_by": "x", "models": [], "reference": None, "words": {}, "changes": []}
+    data = {"k": 1, "tables": [], "vocabularies": [], **search}
+    return render_page({**whole, "curves": {}, "notes": [], **report}, data, {}, "<s>t</s>")
+
+
 def test_text_cannot_become_markup() -> None:
-    assert tag("p", "<b>", class_='a"b') == '<p class="a&quot;b">&lt;b&gt;</p>'
-    assert symbol("</bdi>\u202e") == "<bdi>&lt;/bdi&gt;\\u202e</bdi>"
-    assert "<td>&lt;i&gt;</td>" in table([["a"], ["<i>"]])
-    script = json_script("x", ["</script><!--", "\u2028"])
-    assert script.count("<") == 2
-    text = script[script.index(">") + 1 : script.rindex("<")]
-    assert json.loads(text) == ["</script><!--", "\u2028"]
+    words = ["</script><!--", "\u2028"]
+    entry = {"rows": 2, "total": 2, "symbols": words}
+    near = [{"symbol": "</bdi>\u202e", "row": 1, "cosine": 0.5}]
+    facts = {"word": "<i>", "models": {"<b>": {"row": 0, "neighbours": near}}}
+    text = _render({"words": {"a": [facts]}, "notes": ["<u>"]}, vocabularies=[entry])
+    assert '<bdi class="word">&lt;i&gt;</bdi>' in text and "<h4>&lt;b&gt;" in text
+    assert "<bdi>&lt;/bdi&gt;\\u202e</bdi>" in text and "&lt;u&gt;" in text
+    assert "&lt;s&gt;t&lt;/s&gt;" in text and "\u2028" not in text
+    data = text[text.index('id="search-data">') + 17 :]
+    data = data[: data.index("</script>")]
+    assert json.loads(data)["vocabularies"][0]["symbols"] == words
 
 
 def test_sizes_are_in_the_table() -> None:
-    report = {
-        "models": [
-            {
-                "name": "m",
-                "kind": "full",
-                "tables": [],
-                "sizes": {"model_bytes": 1234, "optimizer_bytes": 0, "file_bytes": 98765},
-            }
-        ]
-    }
-    text = size_section(report, {}) or ""
+    sizes = {"model_bytes": 1234, "optimizer_bytes": 0, "file_bytes": 98765}
+    text = _render({"models": [{"name": "m", "kind": "full", "tables": [], "sizes": sizes}]})
     assert "<td>1,234</td>" in text and "<td>98,765</td>" in text and "No token" in text
 
 
@@ -165,6 +166,31 @@ def test_hostile_symbols_in_a_browser(browser: chromium.Browser, tmp_path: Path)
     browser.theme("dark", media="print")
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert browser.run("getComputedStyle(document.getElementById('search')).display") == "none"
+    assert browser.messages == []
+
+
+@browser_needed
+def test_links_codes_and_a_narrow_window(browser: chromium.Browser, tmp_path: Path) -> None:
+    """A symbol with a line separator is found by its link; 16 codes are two rows of eight; at 500
+    pixels the picture of sizes is whole."""
+    torch.manual_seed(0)
+    codes = torch.randint(0, 4, (6, 16), dtype=torch.uint8)
+    words = ["<pad>", "a\u2028b", "\u2028", "\u3000x", "tree", "cat"]
+    path = exported(tmp_path / "s.safetensors", codes, torch.randn(16, 4, 2), words, 0)
+    write_report([load_model(path, "small", {})], tmp_path / "out", words=words[1:4])
+    browser.width(500)
+    browser.open(tmp_path / "out" / "report.html")
+    for at, word in enumerate(words[1:4]):
+        browser.run(f"document.querySelectorAll('.chips a')[{at}].click()")
+        time.sleep(0.1)
+        assert browser.run("document.getElementById('results').dataset.word") == printable(word)
+        assert len(_cards(browser)) == 1
+        tops = browser.run(
+            "[...document.querySelectorAll('#results .codes i')].map(c => c.offsetTop)"
+        )
+        assert [tops.count(top) for top in sorted(set(tops))] == [8, 8]
+    right = "document.querySelector('#sizes img').getBoundingClientRect().right"
+    assert browser.run(right) <= 500
     assert browser.messages == []
 
 

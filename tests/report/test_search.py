@@ -36,7 +36,7 @@ def test_codes_and_values_come_back(tmp_path: Path, D: int, K: int) -> None:
     codes = unpack_codes(packed, entry["bits"], torch.int16)
     assert torch.equal(codes, model.tables[0].codes().to(torch.int16))
     values = _bytes(entry["values"], "<f4").reshape(-1, entry["width"])
-    assert numpy.array_equal(values, model.tables[0].coded.values[: D * K].numpy())
+    assert numpy.array_equal(values, model.tables[0].parts.values.numpy())
     assert entry["padding"] == 1 and data["vocabularies"][0]["symbols"][7] == "s7"
 
 

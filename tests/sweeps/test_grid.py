@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.sweeps.commands import Base, without
-from fairseq_dpq.sweeps.errors import SweepError
-from fairseq_dpq.sweeps.grid import FULL, Grid, Point, make_grid
+from fairseq_dpq.sweeps.grid import FULL, Point, make_grid
 
 
 def test_points_are_every_combination_once_and_cheap_ones_first() -> None:
@@ -24,7 +24,6 @@ def test_points_are_every_combination_once_and_cheap_ones_first() -> None:
     ]
     both = make_grid([2], [4], ["vq"], [True, False], False)
     assert [point.name for point in both.points()] == ["vq-K2-D4", "vq-K2-D4-shared"]
-    assert Grid.from_dict(both.to_dict()) == both
 
 
 @pytest.mark.parametrize(
@@ -32,11 +31,11 @@ def test_points_are_every_combination_once_and_cheap_ones_first() -> None:
     [
         (1, 4, "sx", "--dpq-K 1: must be from 2 to 32768; try 32"),
         (8, 0, "sx", "--dpq-D 0: must be 1 or more; try 16"),
-        (8, 4, "low_rank", "--dpq-method low_rank: choose of "),
+        (8, 4, "low_rank", "--dpq-method low_rank: choose one of "),
     ],
 )
 def test_refused(K: int, D: int, method: str, message: str) -> None:
-    with pytest.raises(SweepError) as error:
+    with pytest.raises(RunsError) as error:
         make_grid([K], [D], [method], [False], True)
     assert str(error.value).startswith(message)
 
@@ -65,28 +64,27 @@ def test_without_takes_values_along() -> None:
 
 def test_command_of_a_point_and_of_the_full_table() -> None:
     """The grid's flags replace the user's; the full table has none of DPQ's."""
-    words = "/bin/train data --arch x --dpq-K=32 --dpq-tau 1 --dpq-no-normalize --no-save"
+    words = "/bin/train data --arch x --dpq-K=32 --dpq-tau 1 --dpq-rotation-trick --no-save"
     base = Base((*words.split(), "--adam-betas", "(0.9, 0.98)", "--save-dir", "old"))
-    command = base.command(Point("sx", 2, 4), Path("out/sx"))
+    command = base.step(Point("sx", 2, 4), Path("out/sx"))
     ours = "--save-dir out/sx/checkpoints --log-format json --no-epoch-checkpoints"
     start = "/bin/train data --arch x"
     grid = "--dpq-K 2 --dpq-D 4 --dpq-method sx"
-    assert command.text() == (
-        f"{start} --dpq-tau 1 --dpq-no-normalize --adam-betas '(0.9, 0.98)' {grid} {ours}"
+    assert str(command) == (
+        f"{start} --dpq-tau 1 --dpq-rotation-trick --adam-betas '(0.9, 0.98)' {grid} {ours}"
     )
-    full = base.command(FULL, Path("out/sx")).text()
+    full = str(base.step(FULL, Path("out/sx")))
     assert full == f"{start} --adam-betas '(0.9, 0.98)' {ours}"
-    assert Base.from_dict(base.to_dict()) == base
     with_launcher = Base(base.words, launcher=("nice", "-n", "5"))
-    assert with_launcher.command(FULL, Path("o")).words[:4] == ["nice", "-n", "5", "/bin/train"]
+    assert with_launcher.step(FULL, Path("o")).words[:4] == ["nice", "-n", "5", "/bin/train"]
 
 
 def test_recipe_gives_the_commands_of_its_script(tmp_path: Path) -> None:
     """train.sh takes the grid's flags last; its own sharing is off unless the point shares."""
     base = Base(("--cpu",), recipe="ptb_small")
-    base.check()
+    base.check(FULL, tmp_path)
     for point, shares in ((Point("vq", 4, 10), 0), (Point("vq", 4, 10, True), 1)):
-        command = base.command(point, tmp_path)
+        command = base.step(point, tmp_path)
         assert command.environment == {"SHARE": "0", "PYTHON": sys.executable}
         done = subprocess.run(
             [
@@ -108,11 +106,35 @@ def test_recipe_gives_the_commands_of_its_script(tmp_path: Path) -> None:
         assert words[len(words) - words[::-1].index("--save-dir")] == str(tmp_path / "checkpoints")
 
 
-def test_commands_that_cannot_be_swept() -> None:
+def test_commands_that_cannot_be_swept(tmp_path: Path) -> None:
     for base, message in (
         (Base(()), "give --recipe NAME, or a command"),
         (Base(("fairseq-hydra-train",)), "give a fairseq-train command"),
-        (Base((), recipe="none"), "--recipe none: choose of .*iwslt15-en-vi"),
+        (Base((), recipe="none"), "--recipe none: choose one of .*iwslt15-en-vi"),
+        (
+            Base(("fairseq-train", "data", "--arch", "transformr")),
+            "fairseq-train refuses the command: .*invalid choice: 'transformr'",
+        ),
+        (
+            Base(("fairseq-train", "data", "--arch", "transformer", "--criterion", "cross")),
+            "fairseq-train refuses the command: .*invalid choice: 'cross'",
+        ),
+        (
+            Base(("fairseq-train", "data", "--arch", "transformer", "--no-such-flag")),
+            "fairseq-train refuses the command: .*--no-such-flag",
+        ),
+        (Base(("--arch", "x"), recipe="ptb_small"), "invalid choice: 'x'"),
     ):
-        with pytest.raises(SweepError, match=message):
-            base.check()
+        with pytest.raises(RunsError, match=message):
+            base.check(FULL, tmp_path)
+
+
+def test_the_plugin_is_added_and_the_command_parsed(tmp_path: Path) -> None:
+    """The command of --help has no --user-dir. DPQ's flags need it."""
+    base = Base(("fairseq-train", "data", "--arch", "transformer"))
+    base.check(Point("vq", 8, 4), tmp_path)
+    words = base.step(FULL, tmp_path).words
+    assert Path(words[words.index("--user-dir") + 1]).name == "fairseq_dpq"
+    own = Base(("fairseq-train", "data", "--arch", "transformer", "--user-dir=mine"))
+    assert "--user-dir" not in own.step(FULL, tmp_path).words
+    assert "--user-dir" not in Base(("my-own-train", "data")).step(FULL, tmp_path).words

@@ -31,7 +31,9 @@ def cpu_workers() -> bool:
             if cfg.distributed_training.distributed_init_method is None:
                 distributed_utils.infer_init_method(cfg.distributed_training)
             workers.check_count(cfg)
-            return old(cfg, main, **kwargs)
+            result = old(cfg, main, **kwargs)
+            workers.leave()
+            return result
 
         return call_main
 

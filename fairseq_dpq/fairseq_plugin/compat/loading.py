@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import collections
-import typing
 from typing import Any
 
 import torch
+
+from fairseq_dpq.marker import plain_globals
 
 
 def safe_globals() -> list[Any]:
@@ -17,13 +16,11 @@ def safe_globals() -> list[Any]:
     `apply` adds them to torch's own list. All are plain containers: none can run code from the
     file.
     """
-    import numpy as np
     import omegaconf
     from fairseq.distributed import utils as distributed_utils
     from fairseq.logging import meters
 
-    items: list[Any] = [argparse.Namespace, collections.defaultdict, dict, list, tuple, set]
-    items += [int, float, str, bool, (typing.Any, "typing.Any")]
+    items = plain_globals()
     # Rank 0 sends its checkpoint to the other ranks as OmegaConf objects, not as plain dicts.
     items += [omegaconf.DictConfig, omegaconf.ListConfig, distributed_utils._TensorPlaceholder]
     items += [omegaconf.base.ContainerMetadata, omegaconf.base.Metadata]
@@ -32,16 +29,6 @@ def safe_globals() -> list[Any]:
     # Checkpoints older than fairseq 0.9 contain meters, under the module's old name.
     for meter in (meters.AverageMeter, meters.StopwatchMeter, meters.TimeMeter):
         items += [meter, (meter, f"fairseq.meters.{meter.__name__}")]
-    # Scores and meters are sometimes numpy scalars or small arrays. numpy 1 and 2 use different
-    # names for the functions that rebuild them, and a file from either must load in both.
-    rebuild = np.zeros(1).__reduce__()[0]
-    scalar = np.float64(0).__reduce__()[0]
-    for core in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        items += [(rebuild, f"{core}._reconstruct"), (scalar, f"{core}.scalar")]
-    items += [np.ndarray, np.dtype]
-    # Since numpy 1.25 each dtype has its own class; before, all are numpy.dtype.
-    dtypes = {type(np.dtype(t)) for t in [*"?bhilqBHILQefd", "U1", "S1"]}
-    items += sorted(dtypes - {np.dtype}, key=lambda c: c.__name__)
     return items
 
 

@@ -1,0 +1,140 @@
+"""Checksums of files. Those of the data sets are in known_files.txt.
+
+`Checks` applies --no-checksum and --checksums to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from experiments.datasets.errors import PrepareError
+from fairseq_dpq.runs.folder import read_json, write_json
+
+_LARGE = 1 << 26  # bytes
+_HEX_LENGTHS = {32: "md5", 40: "sha1", 64: "sha256"}
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What is known about a file; every field is optional."""
+
+    size: int | None = None
+    sha256: str | None = None
+    sha1: str | None = None
+    md5: str | None = None
+
+    def best(self) -> tuple[str, str] | None:
+        """The strongest known checksum as (algorithm, hex digits)."""
+        for algorithm in ("sha256", "sha1", "md5"):
+            value = getattr(self, algorithm)
+            if value:
+                return algorithm, value
+        return None
+
+    def __bool__(self) -> bool:
+        return self.size is not None or self.best() is not None
+
+
+UNKNOWN = Digest()
+
+
+@lru_cache(maxsize=None)
+def _known_files() -> dict[str, Digest]:
+    found = {}
+    for line in Path(__file__).with_name("known_files.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            name, size, *sums = line.split()
+            digits = dict(item.split(":") for item in sums)
+            found[name] = Digest(None if size == "-" else int(size), **digits)
+    return found
+
+
+def known(data: str, name: str) -> Digest:
+    """What is known about a file of a data set; it may be nothing."""
+    return _known_files().get(f"{data}/{name}", UNKNOWN)
+
+
+def hash_file(path: Path, algorithm: str = "sha256") -> str:
+    """Hex digest of a file, read in blocks."""
+    state = hashlib.new(algorithm)
+    with open(path, "rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            state.update(block)
+    return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Which checksums are verified. `skip` has file names; "*" means all of them.
+
+    `cache` is a file with the checksums of large files, which hold as long as a file is unchanged.
+    """
+
+    skip: frozenset[str] = frozenset()
+    override: dict[str, Digest] = field(default_factory=dict)
+    cache: Path | None = None
+
+    @property
+    def documented(self) -> bool:
+        """True if every file must be the documented one, so that counts must match too."""
+        return not self.skip and not self.override
+
+    def digest(self, name: str, builtin: Digest) -> Digest:
+        """The digest that `name` must have with the user's flags; may be empty."""
+        if "*" in self.skip or name in self.skip:
+            return Digest()
+        return self.override.get(name, builtin)
+
+    def hash(self, path: Path, algorithm: str = "sha256") -> str:
+        """The file's checksum; that of a large file is computed once."""
+        stat = path.stat()
+        if self.cache is None or stat.st_size < _LARGE:
+            return hash_file(path, algorithm)
+        known = read_json(self.cache) or {}
+        key = f"{algorithm}:{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+        if key not in known:
+            known[key] = hash_file(path, algorithm)
+            write_json(self.cache, known)
+        return str(known[key])
+
+    def mismatch(self, path: Path, digest: Digest) -> str | None:
+        """Why the file is not the expected one, or None if it is."""
+        size = path.stat().st_size
+        if digest.size is not None and size != digest.size:
+            return f"wrong size: {size} bytes, expected {digest.size}"
+        algorithm, expected = digest.best() or ("", "")
+        got = self.hash(path, algorithm) if algorithm else ""
+        return (
+            None if got == expected else f"wrong checksum: {algorithm} {got}, expected {expected}"
+        )
+
+    def require(self, path: Path, name: str, builtin: Digest) -> None:
+        """Raise unless the user's file `path` has the checksum of `name`."""
+        reason = self.mismatch(path, self.digest(name, builtin))
+        if reason is not None:
+            raise PrepareError(
+                f"{path}: {reason}; replace the file, or pass --no-checksum {name} if it is "
+                "meant to differ"
+            )
+
+
+def read_checksum_file(path: Path) -> dict[str, Digest]:
+    """Read lines of `HEX  NAME` as sha256sum, sha1sum and md5sum write them."""
+    found: dict[str, Digest] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PrepareError(f"--checksums {path}: cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        parts = line.split(None, 1)
+        algorithm = _HEX_LENGTHS.get(len(parts[0]))
+        if len(parts) != 2 or algorithm is None:
+            raise PrepareError(f"--checksums {path}: line {number} is not 'HEX  NAME': {line!r}")
+        name = parts[1].strip().lstrip("*").rsplit("/", 1)[-1]
+        found[name] = Digest(**{algorithm: parts[0].lower()})  # type: ignore[arg-type]
+    return found

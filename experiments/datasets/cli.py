@@ -1,0 +1,193 @@
+"""The command line that all prepare scripts share.
+
+Flags, exit codes (0 done, 2 a one-line error, 130 interrupted) and the run itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Sequence
+
+from experiments.datasets.binarize import require_fairseq
+from experiments.datasets.checksums import Checks, read_checksum_file
+from experiments.datasets.download import Downloader
+from experiments.datasets.errors import PrepareError
+from experiments.datasets.folders import build_folder, check_replaceable, find_out, is_current
+from experiments.datasets.sources import RequiredFile, Sources
+from fairseq_dpq.runs.folder import RunsError, locked
+
+Result = Dict[str, Any]
+
+
+def cores() -> int:
+    """Cores that this process may use (in a container often fewer than the machine has)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def make_parser(name: str, description: str, downloads: bool = True) -> argparse.ArgumentParser:
+    """The parser with the flags that every data set has; `downloads`: and those of downloads."""
+    parser = argparse.ArgumentParser(prog=f"prepare.sh {name}", description=description)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("data-bin") / name, metavar="DIR",
+        help="binarised data (default: %(default)s)")  # fmt: skip
+    add("--work", type=Path, default=Path("data") / name, metavar="DIR",
+        help="downloads and intermediate files (default: %(default)s)")  # fmt: skip
+    add("--workers", type=int, default=cores(), metavar="N",
+        help="processes (default: all cores, here %(default)s)")  # fmt: skip
+    add("--force", action="store_true", help="rebuild even if nothing has changed")
+    add("--keep", action="store_true", help="keep extracted and intermediate files in --work")
+    if downloads:
+        _add_download_flags(parser)
+    else:
+        parser.set_defaults(from_dir=None, mirrors=[], checksums=None, no_checksum="", retries=0)
+    return parser
+
+
+def _add_download_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--from", dest="from_dir", type=Path, metavar="DIR",
+        help="use the files (or archives) in DIR, without network")  # fmt: skip
+    add("--mirror", "--base-url", dest="mirrors", action="append", default=[], metavar="URL",
+        help="download from URL instead of the built-in addresses; may be repeated")  # fmt: skip
+    add("--checksums", type=Path, metavar="FILE",
+        help="sha256sum/md5sum lines that replace the built-in checksums")  # fmt: skip
+    add("--no-checksum", nargs="?", const="*", default="", metavar="NAME,NAME",
+        help="do not verify these files (all, if none is named); wrong counts then "
+        "give a warning instead of an error")  # fmt: skip
+    add("--retries", type=int, default=4, metavar="N",
+        help="retries of an address without progress (default: %(default)s)")  # fmt: skip
+
+
+class Run:
+    """One run of a prepare script: its flags, its sources, its output folder."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        if args.workers < 1:
+            raise PrepareError(f"--workers {args.workers}: must be at least 1")
+        if args.retries < 0:
+            raise PrepareError(f"--retries {args.retries}: must be at least 0")
+        for mirror in args.mirrors:
+            if not mirror.startswith(("http://", "https://")):
+                raise PrepareError(f"--mirror {mirror}: must begin with http:// or https://")
+        self.name = name
+        self.args = args
+        needed = {"the current folder": Path.cwd(), "--work": args.work}
+        if args.from_dir is not None:
+            needed["--from"] = args.from_dir
+        self.out = find_out(args.out, needed)
+        self.work: Path = args.work
+        self.workers: int = args.workers
+        override = read_checksum_file(args.checksums) if args.checksums else {}
+        skip = frozenset(part for part in args.no_checksum.split(",") if part)
+        self.checks = Checks(skip, override, self.work / "hashes.json")
+        downloader = Downloader(
+            self.work / "downloads", self.checks, args.mirrors, retries=args.retries
+        )
+        self.sources = Sources(args.from_dir, self.work, downloader)
+
+    def expect(self, what: str, got: Any, expected: Any) -> None:
+        """Compare with a documented figure: an error for the documented files, else a warning."""
+        if got == expected:
+            return
+        message = f"{what}: {got}, documented is {expected}"
+        if self.checks.documented:
+            raise PrepareError(f"{message}; --no-checksum takes the files as they are")
+        self.say(f"warning: {message}")
+
+    def say(self, message: str) -> None:
+        print(f"| {message}", flush=True)
+
+    def publish(
+        self,
+        options: Result,
+        wanted: Sequence[RequiredFile],
+        build: Callable[[Path], Result],
+        report: Callable[[Result], Sequence[str]],
+    ) -> None:
+        """Create --out by `build`, unless it was already built from the same files and options.
+
+        With --from the files themselves are compared. Without it the options are compared, which
+        include the checksums of the addresses: the downloads may have been deleted. The stamp's
+        result names the files that were used.
+        """
+
+        def recorded(folder: Path) -> Result:
+            result = build(folder)
+            if self.args.from_dir is None:
+                result["inputs"] = self.sources.hashes(self.sources.used)
+            return result
+
+        check_replaceable(self.out)
+        key: Result = {"dataset": self.name, "options": {**options, **self._checksum_options()}}
+        if self.args.from_dir is not None:
+            key["inputs"] = self.sources.hashes(self.sources.fetch(wanted))
+        result = None if self.args.force else is_current(self.out, key)
+        state = "up to date, nothing to do"
+        if result is None:
+            result = build_folder(self.out, key, recorded, force=True)
+            state = "done"
+        self._finish(report(result), state)
+
+    def _checksum_options(self) -> Result:
+        override = {name: digest.best() for name, digest in self.checks.override.items()}
+        return {"no_checksum": sorted(self.checks.skip), "checksums": override}
+
+    def _finish(self, lines: Sequence[str], state: str) -> None:
+        if not self.args.keep:
+            for name in ("extracted", "stages"):
+                shutil.rmtree(self.work / name, ignore_errors=True)
+        for line in lines:
+            self.say(line)
+        self.say(f"{self.args.out}: {state}")
+
+
+@contextlib.contextmanager
+def _locked(run: Run) -> Iterator[None]:
+    """Hold --out, which need not exist yet, and --work, which is removed if it stays empty."""
+    out, work = run.out, run.work
+    wait = "wait for it, or pass another"
+    writing = f"another run is writing --out {out}; {wait} --out and --work"
+    using = f"another run is using --work {work}; {wait} --work and --out"
+    with locked(out.with_name(f".{out.name}.lock"), writing), locked(work / ".lock", using):
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                (work / "downloads").rmdir()
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    # As an exception, so that unfinished folders are removed on `kill` too.
+    raise KeyboardInterrupt
+
+
+def run_main(
+    name: str,
+    parser: argparse.ArgumentParser,
+    body: Callable[[Run], None],
+    argv: list[str] | None = None,
+) -> int:
+    """Parse the command line and run; errors become one line and an exit code."""
+    args = parser.parse_args(argv)
+    try:
+        signal.signal(signal.SIGTERM, _terminate)
+        require_fairseq()
+        run = Run(name, args)
+        with _locked(run):
+            body(run)
+    except (PrepareError, RunsError, OSError) as error:
+        text = " ".join(str(error).split())
+        print(f"{parser.prog}: error: {text}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted; run it again to continue", file=sys.stderr)
+        return 130
+    return 0

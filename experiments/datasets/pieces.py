@@ -1,0 +1,236 @@
+"""Pieces of a BERT-like model: WordPiece from a vocab.txt, or a SentencePiece model.
+
+Both give the pieces of a text, their places in it, and fairseq's dictionary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
+
+import sentencepiece as spm
+
+from experiments.datasets.binarize import write_dictionary
+from experiments.datasets.cli import Result, Run, make_parser, run_main
+from experiments.datasets.errors import PrepareError
+from experiments.datasets.sources import Held, RequiredFile, remote, required
+from experiments.datasets.text import clean, ordered_map
+
+VOCAB = "vocab.txt"
+MODEL = "spm.model"
+PREPARED = Path("data-bin") / "bert"  # where scripts/prepare.sh bert leaves one of the two
+_ARCHIVE = "uncased_L-12_H-768_A-12"
+BERT_VOCAB = required(
+    "bert",
+    VOCAB,
+    ["https://huggingface.co/google-bert/bert-base-uncased/resolve/main/{}"],
+    [
+        (
+            remote(
+                "bert",
+                f"{_ARCHIVE}.zip",
+                "https://storage.googleapis.com/bert_models/2018_10_18/{}",
+            ),
+            f"{_ARCHIVE}/{VOCAB}",
+        )
+    ],
+)
+# BERT's specials. fairseq has its own: <pad>, <unk>, <s>, </s> and <mask>.
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_LONGEST = 200  # characters; a longer token is unknown, as in BERT
+
+
+class Piece(NamedTuple):
+    """A piece of a text, text[start:end]."""
+
+    piece: str
+    start: int
+    end: int
+
+
+def read_vocabulary(path: Path) -> list[str]:
+    """The lines of a vocab.txt, which must have BERT's five specials."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PrepareError(f"{path}: not UTF-8 text ({error})") from error
+    pieces = [line.rstrip("\r") for line in text.split("\n")]
+    while pieces and not pieces[-1]:
+        pieces.pop()
+    missing = [name for name in SPECIALS if name not in pieces]
+    if missing:
+        raise PrepareError(f"{path}: no {' '.join(missing)} in it, so not a vocab.txt of BERT")
+    return pieces
+
+
+class WordPiece:
+    """WordPiece as in BERT (Devlin et al., 2019); `lower` is right for BERT's uncased models."""
+
+    def __init__(self, vocabulary: list[str], lower: bool = True) -> None:
+        try:
+            from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+        except ModuleNotFoundError as error:
+            raise PrepareError(
+                "WordPiece needs the library tokenizers; pip install 'fairseq-dpq[transformers]' "
+                "brings it"
+            ) from error
+        # The order of the file, which fairseq's dictionary keeps after its own specials.
+        self.words = [piece for piece in vocabulary if piece not in SPECIALS]
+        ids = {piece: number for number, piece in enumerate(vocabulary)}
+        model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST)
+        # No special tokens: those in a text are text.
+        self._tokenizer = Tokenizer(model)
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    def locate(self, text: str) -> list[Piece]:
+        """The pieces of a text with their places in it; an unknown token is one `<unk>`."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        return [
+            Piece("<unk>" if piece == "[UNK]" else piece, *place)
+            for piece, place in zip(found.tokens, found.offsets)
+        ]
+
+    def encode(self, text: str) -> list[str]:
+        """The pieces of a text."""
+        return [piece.piece for piece in self.locate(text)]
+
+
+class SentencePieces:
+    """A SentencePiece model whose first four ids are fairseq's specials."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._processor = spm.SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError) as error:
+            raise PrepareError(f"{path}: not a SentencePiece model") from error
+        size = self._processor.get_piece_size()
+        pieces = [self._processor.id_to_piece(i) for i in range(size)]
+        if pieces[:4] != ["<s>", "<pad>", "</s>", "<unk>"]:
+            raise PrepareError(
+                f"{path}: its first pieces are {' '.join(pieces[:4])}; train it with bos_id=0, "
+                "pad_id=1, eos_id=2, unk_id=3, as scripts/prepare.sh bert --spm-size does"
+            )
+        self.words = pieces[4:]
+
+    def encode(self, text: str) -> list[str]:
+        """The pieces of a text."""
+        pieces: list[str] = self._processor.encode(text, out_type=str)
+        return pieces
+
+    def locate(self, text: str) -> list[Piece]:
+        """The pieces of a text with their places in it; no piece crosses white space.
+
+        Where the model normalises a word, each of its pieces is placed at the whole word.
+        """
+        found = []
+        for match in re.finditer(r"\S+", text):
+            pieces = self.encode(match[0])
+            texts = [piece.replace("\u2581", "") for piece in pieces]
+            exact = "".join(texts) == match[0]
+            start = match.start()
+            for piece, part in zip(pieces, texts):
+                end = start + len(part) if exact else match.end()
+                found.append(Piece(piece, start, end))
+                start = end if exact else start
+        return found
+
+
+def load(path: Path, lower: bool = True) -> Any:
+    """The encoder of a vocab.txt or of a SentencePiece model (by its name, *.model)."""
+    if not path.is_file():
+        raise PrepareError(f"--vocab {path}: no such file; run: scripts/prepare.sh bert")
+    if path.suffix == ".model":
+        return SentencePieces(path)
+    return WordPiece(read_vocabulary(path), lower)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """--vocab and --cased, which all sets of this family have."""
+    parser.add_argument("--vocab", type=Path, metavar="FILE",
+                        help="vocab.txt of BERT, or a SentencePiece model (FILE.model)"
+                        )  # fmt: skip
+    parser.add_argument("--cased", action="store_true",
+                        help="vocab.txt has capitals and accents: keep those of the text"
+                        )  # fmt: skip
+
+
+def prepared_vocab(args: argparse.Namespace) -> Path:
+    """The file of --vocab; by default the one of the pre-training data."""
+    if args.vocab is not None:
+        return Path(args.vocab)
+    model = PREPARED / MODEL
+    return model if model.is_file() else PREPARED / VOCAB
+
+
+def keep(path: Path, folder: Path) -> Path:
+    """Copy the vocabulary into the prepared folder, where later steps find it."""
+    target = folder / (MODEL if path.suffix == ".model" else VOCAB)
+    shutil.copyfile(path, target)
+    return target
+
+
+def write_dict(encoder: Any, path: Path) -> None:
+    """fairseq's dictionary of the pieces; it adds <s>, <pad>, </s>, <unk> and the task <mask>."""
+    write_dictionary(path, encoder.words)
+
+
+_encoder: Any = None
+
+
+def _start(path: str, lower: bool) -> None:
+    global _encoder
+    _encoder = load(Path(path), lower)
+
+
+def encode_line(encoder: Any, text: str) -> list[str]:
+    """The pieces of a line; the word <unk>, which WikiText has, is one unknown piece."""
+    if "<unk>" not in text:
+        pieces: list[str] = encoder.encode(text)
+        return pieces
+    out: list[str] = []
+    for number, part in enumerate(text.split("<unk>")):
+        out += ["<unk>"] * bool(number) + encoder.encode(part)
+    return out
+
+
+def _encode_chunk(lines: list[str]) -> list[str]:
+    return [" ".join(encode_line(_encoder, clean(line))) for line in lines]
+
+
+def encode_chunks(
+    path: Path, lower: bool, chunks: Iterable[list[str]], workers: int
+) -> Iterator[list[str]]:
+    """Lines of pieces, chunk by chunk and in order, on all cores."""
+    yield from ordered_map(_encode_chunk, chunks, workers, _start, (str(path), lower))
+
+
+def run_set(
+    name: str,
+    description: str,
+    files: Mapping[str, RequiredFile],
+    build: Callable[[Run, Path, Path], Result],
+    report: Callable[[Result], list[str]],
+    argv: list[str] | None,
+) -> int:
+    """The prepare script of a set that is encoded with the vocabulary of a pre-trained model.
+
+    `build` gets the run, the vocabulary and the folder to fill.
+    """
+    parser = make_parser(name, description)
+    add_flags(parser)
+
+    def body(run: Run) -> None:
+        vocab = prepared_vocab(run.args)
+        load(vocab)
+        options: Result = {
+            "vocab": run.sources.hashes({"": Held(vocab)})[vocab.name],
+            "cased": run.args.cased,
+        }
+        wanted = list(files.values())
+        run.publish(options, wanted, lambda folder: build(run, vocab, folder), report)
+
+    return run_main(name, parser, body, argv)

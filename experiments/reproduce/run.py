@@ -1,0 +1,279 @@
+"""Makes a table of the paper: prints the commands, runs those that are missing, writes the results.
+
+Run as scripts/reproduce.sh TABLE, from the root of the checkout. A row that was broken off goes on
+where it was; one that is complete is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Sequence
+
+from experiments.reproduce.rows import (
+    CPU,
+    CPU_ENVIRONMENT,
+    SCORES,
+    SUBSET,
+    TABLES,
+    WIDTH,
+    Row,
+    Table,
+)
+from fairseq_dpq.runs.folder import RunsError, working_in, write_json, write_whole
+from fairseq_dpq.runs.runner import Facts, Job, Runner, Step, run_command
+
+SCALES = ("cpu", "paper")
+_LEARN = "--form additive_codes --dpq-K 32 --dpq-D 32"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to make: a table at a scale in a folder; `more` are further flags of every training,
+    `subset` is the split to score."""
+
+    table: Table
+    scale: str
+    out: Path
+    more: tuple[str, ...] = ()
+    subset: str | None = None
+
+    def recipe(self, name: str) -> str:
+        """What stands for a recipe at this scale."""
+        return CPU[name][0] if self.scale == "cpu" else name
+
+    def name(self, row: Row) -> str:
+        """As --rows takes it; also the row's folder."""
+        return f"{self.recipe(row.recipe)}/{slug(row.label)}"
+
+    def metric(self, row: Row) -> str:
+        return row.metric or self.table.metric
+
+    def listed(self) -> list[Row]:
+        """The rows that run at this scale."""
+        return [row for row in self.table.rows if self.scale != "cpu" or row.recipe in CPU]
+
+    def jobs(self, wanted: Sequence[str] = ()) -> list[Job]:
+        """The rows, and before each what it starts from. With `wanted`, only the rows of these
+        names, or, where a word is no name, all whose names hold it."""
+        names = list(dict.fromkeys(self.name(row) for row in self.listed()))
+        meant = {w: [n for n in names if (n == w if w in names else w in n)] for w in wanted}
+        nothing = [word for word, found in meant.items() if not found]
+        if nothing:
+            raise RunsError(
+                f"no row of this table has a name with {' or '.join(nothing)}; it has "
+                + ", ".join(names)
+            )
+        chosen = {name for found in meant.values() for name in found} if wanted else set(names)
+        if not names:
+            raise RunsError(f"no row of this table runs at --scale {self.scale}")
+        jobs: dict[str, Job] = {}
+        for row in self.listed():
+            if self.name(row) in chosen:
+                for one in (*_before(row), row):
+                    jobs.setdefault(self.name(one), self._job(one))
+        return list(jobs.values())
+
+    def _job(self, row: Row) -> Job:
+        name = self.name(row)
+        finish = partial(_result, self.metric(row))
+        after = tuple(self.name(other) for other in _before(row))
+        return Job(name, self.out / name, self._steps(row), finish, after)
+
+    def _steps(self, row: Row) -> list[Step]:
+        folder, recipe = self.out / self.name(row), self.recipe(row.recipe)
+        full = self.out / recipe / "full" / "checkpoint_best.pt"
+        codes = full.with_name("codes.safetensors")
+        small = folder / "compact.pt"
+        if row.quantize:
+            stored_as = re.sub(
+                r"@width/(\d+)", lambda m: str(WIDTH[recipe] // int(m.group(1))), row.quantize
+            )
+            words = ["fairseq-dpq-quantize", str(full), str(small), *stored_as.split()]
+            step = Step("compact", [*words, "--force", "--json"], json=True)
+            return [step, self._score(row, small)]
+        steps = []
+        if "@codes" in row.flags:
+            stored = full.with_name("additive.pt")
+            words = ["fairseq-dpq-quantize", str(full), str(stored), *_LEARN.split(), "--force"]
+            steps.append(Step("additive", words))
+            words = ["fairseq-dpq-export", str(stored), str(codes), "--force"]
+            steps.append(Step("export", words))
+        flags = row.flags.replace("@full", str(full)).replace("@codes", str(codes)).split()
+        environment = {"SAVE_DIR": str(folder)}
+        if self.scale == "cpu":
+            flags += CPU[row.recipe][1].split()
+            environment.update(CPU_ENVIRONMENT.get(row.recipe, {}))
+        if row.pretrained:
+            before = self.out / self.name(_before(row)[0]) / "checkpoint_best.pt"
+            environment["PRETRAINED"] = str(before)
+        words = ["scripts/train.sh", recipe, row.method, *flags, *self.more]
+        steps.append(Step("train", words, environment, resumes=True, weight=10))
+        # Fine-tuning ends with its last epoch, as BERT's own script does.
+        best = folder / ("checkpoint_last.pt" if row.pretrained else "checkpoint_best.pt")
+        if row.full:
+            return [*steps, self._score(row, best)]
+        words = ["fairseq-dpq-compact", str(best), str(small), "--force", "--json"]
+        return [*steps, Step("compact", words, json=True), self._score(row, small)]
+
+    def _score(self, row: Row, checkpoint: Path) -> Step:
+        words = ["scripts/score.sh", self.recipe(row.recipe), str(checkpoint)]
+        if self.subset is not None:
+            words += [SUBSET[self.metric(row)], self.subset]
+        return Step("score", words, json=True)
+
+
+def slug(label: str) -> str:
+    """A label as a folder's name."""
+    text = label.lower().replace("+", " plus").replace("'", "")
+    return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
+
+
+def find_table(name: str) -> Table:
+    """A table by its name, in any case."""
+    table = TABLES.get(name.upper())
+    if table is None:
+        raise RunsError(f"TABLE {name!r} is unknown; choose one of {', '.join(TABLES)}")
+    return table
+
+
+def _before(row: Row) -> list[Row]:
+    """Rows that another one starts from: the full table, or a pre-trained model."""
+    if row.pretrained:
+        return [Row(row.label, row.pretrained, row.method, metric="masked perplexity")]
+    if row.quantize or "@full" in row.flags or "@codes" in row.flags:
+        return [Row("full", row.recipe)]
+    return []
+
+
+def _result(metric: str, job: Job, steps: list[Facts]) -> Facts:
+    """The score and the sizes of a row whose steps are done."""
+    scores = job.output("score")
+    found = next((scores[key] for key in SCORES[metric] if key in scores), None)
+    if not isinstance(found, (int, float)):
+        raise RunsError(f"no {metric} in {job.folder / 'score.json'}")
+    formula, measured = 1.0, 1.0
+    if any(step.name == "compact" for step in job.steps):
+        formula, measured = ratios(job.output("compact"))
+    seconds = round(sum(step["seconds"] or 0 for step in steps))
+    sizes = {"ratio_formula": formula, "ratio_measured": measured}
+    return {"score": found, **sizes, "commands": job.commands(), "seconds": seconds}
+
+
+def ratios(facts: dict[str, Any]) -> tuple[float, float]:
+    """Compression ratios, by the formula and measured, over all tables of a checkpoint."""
+    full, formula, measured = (
+        sum(row[name] for row in facts["embeddings"])
+        for name in ("full_bytes", "formula_bytes", "compact_bytes")
+    )
+    return full / formula, full / measured
+
+
+def _check_same(job: Job) -> None:
+    """A row that other flags have made must not be taken for this one. One that failed before it
+    had a checkpoint has made nothing."""
+    known = [step.get("command") for step in job.state().get("steps", [])]
+    made = job.done() is not None or any(job.folder.glob("*.pt"))
+    if made and known and known != job.commands()[: len(known)]:
+        raise RunsError(
+            f"{job.folder} was made by other commands (result.json there); use another --out, or "
+            "delete it"
+        )
+
+
+def row_facts(plan: Plan, row: Row, found: Facts | None) -> dict[str, Any]:
+    """One row for the JSON file: the paper's results and ours, null where there are none yet."""
+    own = found or {}
+    return {
+        "name": plan.name(row),
+        "recipe": plan.recipe(row.recipe),
+        "method": row.label,
+        "metric": plan.metric(row),
+        "paper": row.paper,
+        "paper_ratio": row.paper_ratio,
+        "paper_recipe": row.recipe,
+        **{key: own.get(key) for key in ("score", "ratio_formula", "ratio_measured")},
+    }
+
+
+def markdown(title: str, scale: str, rows: Sequence[dict[str, Any]]) -> str:
+    """The table as Markdown."""
+
+    def number(value: float | None, digits: int = 1) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    lines = [
+        f"# {title}\n\nScale: {scale}.\n",
+        "| recipe | method | metric | paper | CR, paper | here | CR formula | CR measured |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        numbers = [number(row["paper"]), number(row["paper_ratio"]), number(row["score"], 2)]
+        numbers += [number(row["ratio_formula"]), number(row["ratio_measured"])]
+        lines.append(f"| {' | '.join([row['recipe'], row['method'], row['metric'], *numbers])} |")
+    for recipe, paper in {row["recipe"]: row["paper_recipe"] for row in rows}.items():
+        if recipe != paper:
+            lines += ["", f"The paper's results beside {recipe} are those of {paper}."]
+    return "\n".join(lines) + "\n"
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """The options of scripts/reproduce.sh."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/reproduce.sh",
+        description="Make a table of the paper: train, compact and score the rows that are "
+        "missing, and write them beside the paper's results.",
+        epilog="Flags after -- go to every training, e.g. -- --max-epoch 1. DATA and PYTHON are "
+        "passed on to scripts/train.sh.",
+    )
+    add = parser.add_argument
+    add("table", metavar="TABLE", help=", ".join(TABLES))
+    add("--rows", metavar="NAME", nargs="+", default=[], help="only these rows; a part of a name "
+        "will do")  # fmt: skip
+    add("--scale", choices=SCALES, default="cpu", help="cpu: what fits a small machine; paper: the "
+        "paper's sizes (default: %(default)s)")  # fmt: skip
+    add("--out", type=Path, help="folder (default: reproduced/SCALE)")
+    add("--subset", help="split to score (default: the recipe's, test)")
+    add("--dry-run", action="store_true", help="print the commands, run none")
+    return parser
+
+
+def reproduce(args: argparse.Namespace, more: Sequence[str]) -> int:
+    """Make a table; the exit code: 1 if a row failed."""
+    table, out = find_table(args.table), args.out or Path("reproduced") / args.scale
+    plan = Plan(table, args.scale, out, tuple(more), args.subset)
+    jobs = plan.jobs(args.rows)
+    for job in jobs:
+        _check_same(job)
+        print(f"# {job.name}" + (" (done)" if job.done() else ""))
+        print("\n".join(job.commands()))
+    if args.dry_run:
+        return 0
+    with working_in(out):
+        runner = Runner(jobs, line=lambda result: f"{result['score']:.2f}")
+        results = runner.run()
+        name, everything = args.table.upper(), {job.name: job.done() for job in plan.jobs()}
+        rows = [row_facts(plan, row, everything[plan.name(row)]) for row in plan.listed()]
+        data = {"table": name, "title": table.title, "scale": args.scale, "rows": rows}
+        write_json(out / f"{name}.json", data)
+        write_whole(out / f"{name}.md", markdown(table.title, args.scale, rows))
+        print(f"{out / name}.md and {name}.json: written")
+    return 0 if all(results.get(job.name, {}).get("status") == "done" for job in jobs) else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    parser = get_parser()
+    args = parser.parse_args(words[:at])
+    again = "the same command"
+    return run_command(parser.prog, lambda: reproduce(args, words[at + 1 :]), again)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""python -m experiments.score METRIC [--reference FILE] -- FLAGS...: evaluate a checkpoint.
+
+Runs fairseq-eval-lm (perplexity), fairseq-validate (validate) or fairseq-generate (bleu) with the
+flags, and prints the scores as one JSON object. fairseq's own output goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, Sequence
+
+from experiments.datasets.detokenize import detokenize
+from fairseq_dpq.cli.common import missing_extra
+
+_LINE = re.compile(r"D-(\d+)\t[^\t]*\t(.*)")
+
+
+class ScoreError(Exception):
+    """Files that cannot be scored against each other."""
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines of a text, split at newlines only: other separators may be part of a sentence."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScoreError(f"{path}: {error}") from error
+    return text[:-1].split("\n") if text.endswith("\n") else text.split("\n")
+
+
+def read_translations(path: Path) -> list[str]:
+    """The best translation of each sentence, in the order of the test set."""
+    found: dict[int, str] = {}
+    for line in read_lines(path):
+        match = _LINE.fullmatch(line)
+        if match:
+            found.setdefault(int(match.group(1)), match.group(2))
+    if not found:
+        raise ScoreError(f"{path}: no lines D-<number>; is it output of fairseq-generate?")
+    missing = [i for i in range(max(found)) if i not in found]
+    if missing:
+        raise ScoreError(f"{path}: no translation of sentence {missing[0]} (counted from 0)")
+    return [found[i] for i in range(len(found))]
+
+
+def bleu(translations: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, Any]:
+    """BLEU and the signature that says how it was counted."""
+    from sacrebleu.metrics import BLEU
+
+    if len(translations) != len(references):
+        raise ScoreError(
+            f"{len(translations)} translations, but {len(references)} reference lines; generate "
+            "the whole set, with --required-batch-size-multiple 1"
+        )
+    metric = BLEU(tokenize=tokenize, force=True)
+    score = metric.corpus_score(list(translations), [list(references)]).score
+    return {"BLEU": round(score, 4), "signature": str(metric.get_signature())}
+
+
+def score_translations(output: Path, reference: Path, tokenized: Path | None) -> dict[str, Any]:
+    """BLEU of running text; of words as they are too, if there is a tokenised reference."""
+    translations = read_translations(output)
+    if tokenized is None:
+        return bleu(translations, read_lines(reference), "13a")
+    running = [detokenize(_known(words)) for words in translations]
+    found = bleu(running, read_lines(reference), "13a")
+    own = bleu(translations, read_lines(tokenized), "none")
+    return {**found, **{f"tokenised_{name}": value for name, value in own.items()}}
+
+
+def _known(words: str) -> str:
+    """Without <unk>, which sacreBLEU's tokeniser would count as three wrong words."""
+    return " ".join(word for word in words.split(" ") if word != "<unk>")
+
+
+def evaluate(metric: str, flags: Sequence[str]) -> dict[str, Any]:
+    """Run fairseq's own command in this process; the numbers that it logs."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.logging import metrics
+    from fairseq_cli import eval_lm, generate, validate
+
+    sys.argv = [f"fairseq-{metric}", *flags]  # where fairseq looks for --user-dir
+    if metric == "bleu":
+        generate.cli_main()
+        return {}
+    if metric == "perplexity":
+        args = options.parse_args_and_arch(options.get_eval_lm_parser())
+        return dict(eval_lm.main(convert_namespace_to_omegaconf(args)))
+    args = options.parse_args_and_arch(options.get_validation_parser())
+    # As fairseq-validate does: what is given here wins over what the checkpoint has.
+    given = options.parse_args_and_arch(options.get_validation_parser(), suppress_defaults=True)
+    with metrics.aggregate() as found:
+        validate.main(convert_namespace_to_omegaconf(args), override_args=given)
+    return dict(found.get_smoothed_values())
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: v if isinstance(v, str) else float(v) for k, v in values.items() if v is not None}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the scores; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(prog="python -m experiments.score", description=__doc__)
+    add = parser.add_argument
+    add("metric", choices=("perplexity", "validate", "bleu"))
+    add("--output", type=Path, help="bleu: the file of translations that the flags make")
+    add("--reference", type=Path, help="bleu: running text to compare with")
+    add(
+        "--tokenized-reference",
+        type=Path,
+        help="bleu: the output is tokenised words: score it as it is against this file, and "
+        "detokenised against --reference",
+    )
+    args = parser.parse_args(words[:at])
+    if args.metric == "bleu" and not (args.output and args.reference):
+        parser.error("bleu needs --output and --reference")
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = evaluate(args.metric, words[at + 1 :]) if words[at + 1 :] else {}
+            if args.metric == "bleu":
+                found = score_translations(args.output, args.reference, args.tokenized_reference)
+    except (ModuleNotFoundError, ScoreError) as error:
+        message = missing_extra(error) if isinstance(error, ModuleNotFoundError) else str(error)
+        if not message:
+            raise
+        print(f"{parser.prog}: error: {message}", file=sys.stderr)
+        return 2
+    print(json.dumps(_numbers(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""What a model reads: how often each row of a table is used, and what a tied output layer sees.
+
+From text (`calibrate`), from counts, or from the order of ids alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any, Iterable, Iterator, Mapping, Sequence, Union
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_dpq.any_model.scaled import ScaledEmbedding
+from fairseq_dpq.forms.choosing_tiers import id_order
+from fairseq_dpq.model import EmbeddingTable
+
+Counts = Union[Tensor, Mapping[str, Tensor]]
+_STATES = 8192  # hidden states that are kept
+_JUDGED = 4096  # of these, those whose output distribution is computed
+_NUMBERS = 1 << 23  # logits held at once
+# Share of the order of ids among what is known of use, with and without a tied output; without one
+# the power of use, too. Chosen on SmolLM2's first test texts and on the training half of MRPC.
+_PRIOR, _UNTIED_PRIOR, _UNTIED_POWER = 0.1, 0.3, 0.35
+_PLAIN = 0.1  # share of the plain square in the metric of errors
+_FEW = 0.1  # types seen, as a share of the rows: fewer deserve a warning
+
+
+@dataclass
+class Use:
+    """How a table is used."""
+
+    counts: Tensor | None = None  # (n,)
+    states: list[Tensor] = field(default_factory=list)  # inputs of the tied output layer, (m, d)
+    stride: int = 1  # one state of so many is kept
+    kept: int = 0
+
+    @property
+    def types(self) -> int:
+        """Number of different rows that were used."""
+        return 0 if self.counts is None else int((self.counts > 0).sum())
+
+    def add_states(self, h: Tensor) -> None:
+        """Keep some of these states; fewer of each batch the more there are."""
+        rows = h.reshape(-1, h.shape[-1])[:: self.stride].float().cpu()
+        self.states.append(rows)
+        self.kept += len(rows)
+        if self.kept > 2 * _STATES:
+            self.states = [torch.cat(self.states)[::2]]
+            self.stride, self.kept = 2 * self.stride, len(self.states[0])
+
+    def hidden(self) -> Tensor | None:
+        """The states, (m, d), or None for a table without a tied output."""
+        if not self.states:
+            return None
+        states = torch.cat(self.states)
+        return states[:: -(-len(states) // _STATES)]
+
+
+class Knowledge:
+    """What use says of a table (n, d): the weight of its rows, and what errors cost."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, tied: bool, use: Use | None) -> None:
+        n, d = weight.shape
+        self.metric: Tensor | None = None
+        self.share: Tensor | None = None  # (n,) probability of each row as output
+        self._states: Tensor | None = None
+        self.weight: Tensor | None = None
+        self.spread: Tensor | None = None  # (d, d) covariance of the states
+        self.few = 0  # types, if they were few
+        self.divergence: float | None = None  # of the outputs of the compressed table (KL)
+        if use is None or use.counts is None or not bool(use.counts.any()):
+            return
+        device = weight.device
+        count = (use.counts.float() / use.counts.sum()).to(device)
+        self.few = use.types if use.types < _FEW * n else 0
+        # Text of another kind uses other rows: no row is without weight.
+        prior = id_order(n, n / 50).to(device)
+        hidden = use.hidden()
+        if hidden is not None and len(hidden) > 1:
+            hidden = hidden.to(device)
+            mean = hidden.mean(0)
+            spread = (hidden - mean).t() @ (hidden - mean) / len(hidden)
+            self.spread = spread.double()
+            spread = spread * (d / spread.trace().clamp_min(1e-30))
+            self.metric = (1 - _PLAIN) * spread + _PLAIN * torch.eye(d, device=device)
+            self._states = hidden[:: -(-len(hidden) // _JUDGED)]
+            self.bias = None if bias is None else bias.detach().float()
+            self.share, _ = self._probabilities(weight.detach().float())
+            count = (count + self.share) / 2
+        share = _PRIOR if tied else _UNTIED_PRIOR
+        self.weight = (1 - share) * count + share * prior
+        if not tied:  # rare words say more of a text than of its next word
+            self.weight = self.weight.pow(_UNTIED_POWER)
+
+    def _probabilities(
+        self, table: Tensor, other: Tensor | None = None, added: Tensor | None = None
+    ) -> tuple[Tensor, float]:
+        """The mean probability of each row (n,) as the output of a table, and the mean divergence
+        (KL) of the outputs of an `other` table, whose logits get something `added`."""
+        assert self._states is not None
+        total, divergence = torch.zeros(len(table), device=table.device), 0.0
+        for h in self._states.split(max(1, _NUMBERS // len(table))):
+            known = nn.functional.linear(h, table, self.bias).log_softmax(1)
+            share = known.exp()
+            if other is not None:
+                logits = nn.functional.linear(h, other, self.bias)
+                found = (logits if added is None else logits + added).log_softmax(1)
+                divergence += float((share * (known - found)).sum())
+                share = found.exp()
+            total += share.sum(0)
+        return total / len(self._states), divergence / len(self._states)
+
+    @torch.no_grad()
+    def correction(self, table: Tensor, other: Tensor) -> tuple[Tensor, float]:
+        """What to add to the logits of the `other` table, so that each row is as probable as it
+        was in the mean, and the divergence that is left."""
+        assert self.share is not None
+        found, _ = self._probabilities(table, other)
+        least = 0.015 / len(table)  # of rows that are too rare to tell
+        added = ((self.share + least) / (found + least)).log().half()
+        return added, self._probabilities(table, other, added.float())[1]
+
+
+@torch.no_grad()
+def calibrate(
+    model: nn.Module, tables: Sequence[EmbeddingTable], batches: Iterable[Any]
+) -> list[Use]:
+    """Run a model on batches, without gradients, and follow how its tables are used.
+
+    A batch is what the model takes: a tensor, a tuple of arguments, or a mapping of named ones.
+    Where it has an `attention_mask`, positions that are masked do not count.
+    """
+    uses = [Use(torch.zeros(found.module.num_embeddings)) for found in tables]
+    mask: list[Tensor | None] = [None]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    seen = 0
+    with _following(tables, uses, mask), _evaluating(model):
+        for batch in batches:
+            seen += 1
+            batch = _moved(batch, device)
+            if isinstance(batch, Mapping):
+                known = batch.get("attention_mask")
+                mask[0] = known.bool() if isinstance(known, Tensor) else None
+                model(**batch)
+            elif isinstance(batch, (tuple, list)):
+                model(*batch)
+            else:
+                model(batch)
+    if not seen:
+        raise ValueError("calibrate has no batches; give token tensors as the model takes them")
+    return uses
+
+
+@contextlib.contextmanager
+def _following(
+    tables: Sequence[EmbeddingTable], uses: Sequence[Use], mask: list[Tensor | None]
+) -> Iterator[None]:
+    def real(rows: Tensor, shape: torch.Size) -> Tensor:
+        known = mask[0]
+        return rows[known] if known is not None and known.shape == shape else rows
+
+    def count(use: Use) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            ids = args[0] if args else kwargs.get("input")
+            if isinstance(ids, Tensor) and use.counts is not None:
+                ids = real(ids, ids.shape).reshape(-1).cpu()
+                use.counts += torch.bincount(ids, minlength=len(use.counts))
+
+        return hook
+
+    def keep(use: Use) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            h = args[0] if args else kwargs.get("input")
+            if isinstance(h, Tensor):
+                use.add_states(real(h, h.shape[:-1]))
+
+        return hook
+
+    handles = []
+    for found, use in zip(tables, uses):
+        for module in {id(m): m for m in found.modules.values()}.values():
+            inner = module.table if isinstance(module, ScaledEmbedding) else module
+            handles.append(inner.register_forward_pre_hook(count(use), with_kwargs=True))
+        for layer in found.tied.values():
+            handles.append(layer.register_forward_pre_hook(keep(use), with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: _moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_moved(value, device) for value in batch)
+    return batch
+
+
+def given_counts(tables: Sequence[EmbeddingTable], counts: Counts) -> list[Use | None]:
+    """The use of each table by counts of tokens: those of a table alone, or by path."""
+    if isinstance(counts, Mapping):
+        known = {path for found in tables for path in found.paths}
+        for path in counts:
+            if path not in known:
+                raise ValueError(
+                    f"counts: the model has no table {path}; it has {', '.join(known)}"
+                )
+        listed = [next((counts[p] for p in found.paths if p in counts), None) for found in tables]
+    else:
+        rows = {found.module.num_embeddings for found in tables}
+        if len(rows) > 1:
+            raise ValueError(
+                "counts: the tables have different numbers of rows; give counts by path"
+            )
+        listed = [torch.as_tensor(counts)] * len(tables)
+    for found, one in zip(tables, listed):
+        rows_here = found.module.num_embeddings
+        if one is None:
+            continue
+        if tuple(one.shape) != (rows_here,):
+            raise ValueError(
+                f"counts of {found.path}: expected {rows_here}, found {tuple(one.shape)}"
+            )
+        if not bool(torch.isfinite(one.float()).all()) or bool((one < 0).any()):
+            raise ValueError(f"counts of {found.path}: must not be negative")
+    return [None if one is None else Use(one.float()) for one in listed]

@@ -1,4 +1,0 @@
-"""Data sets of the paper: download, check, clean and binarise.
-
-One module per data set, each run as ``python -m fairseq_dpq.datasets.NAME``.
-"""

@@ -1,0 +1,242 @@
+"""Loading untrusted checkpoints: tensors and plain containers only, each refusal by its name.
+
+Every entry of the file is compared with its CRC-32, in one pass. Then the file is memory-mapped
+where torch can do that, so that what nobody needs takes no memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import re
+import types
+import zipfile
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Mapping
+
+import torch
+from torch import Tensor
+
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.forms.fitting import is_plain
+from fairseq_dpq.marker import plain_globals
+
+_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_MAPS = "mmap" in inspect.signature(torch.load).parameters
+
+# What torch itself writes into a file of tensors, for the versions without weights_only=True.
+_TENSOR_GLOBALS = (
+    "collections.OrderedDict",
+    "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_tensor",
+    "torch._utils._rebuild_tensor_v2",
+    "torch.Size",
+    "torch.device",
+    "torch.serialization._get_layout",
+)
+
+
+# What the parts of a checkpoint are, where they are there
+_KINDS: dict[str, Any] = {
+    "args": (Namespace, Mapping),
+    "cfg": (Namespace, Mapping),
+    "optimizer_history": list,
+    "extra_state": Mapping,
+    "task_state": Mapping,
+}
+_BLOCK = 1 << 20  # bytes read at once
+_SPARE = 64 << 20  # bytes that a small file may take too
+
+
+class Refused(CheckpointError):
+    """A pickle that wants more than data."""
+
+
+def load_checkpoint(path: str | Path, trust: bool = False) -> dict[str, Any]:
+    """The state of a fairseq checkpoint; with `trust`, code in the file may run."""
+    path = Path(path)
+    mapped = _check_file(path)
+    try:
+        state = _load(path, None, mapped) if trust else _load_safely(path, mapped)
+    except CheckpointError:
+        raise
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL ([\w.<>-]+)", str(error))
+        if wanted is not None:
+            raise _refusal(path, wanted.group(1)) from error
+        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is damaged") from error
+    except EOFError as error:
+        raise CheckpointError(f"{path} is truncated: copy it again") from error
+    except MemoryError as error:
+        raise CheckpointError(f"{path} does not fit into memory") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        if "EOF" in str(error):
+            raise CheckpointError(f"{path} is truncated: copy it again") from error
+        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is damaged") from error
+    return _check_state(path, state)
+
+
+def _check_file(path: Path) -> bool:
+    """Whether the file is of torch's zip format; files that cannot be any checkpoint stop here."""
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a directory; give a checkpoint file in it")
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    if not head:
+        raise CheckpointError(f"{path} is empty")
+    if head != b"PK\x03\x04":
+        return False
+    try:
+        if not zipfile.is_zipfile(path):  # the directory of a zip file is at its end
+            raise CheckpointError(f"{path} is truncated: copy it again")
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged directory can fail in any way
+        raise CheckpointError(f"{path} is damaged: its zip directory cannot be read") from error
+    names = {entry.filename.rsplit("/", 1)[-1] for entry in entries}
+    if "data.pkl" not in names or "constants.pkl" in names:
+        raise CheckpointError(f"{path} is not a fairseq checkpoint but another zip file")
+    size = os.path.getsize(path)
+    for entry in entries:
+        # torch stores without compression: what claims more than it takes is damaged, or a bomb
+        if entry.file_size != entry.compress_size or entry.file_size > size:
+            raise CheckpointError(
+                f"{path} is damaged: {entry.filename} claims {entry.file_size} bytes"
+            )
+    _check_crc32(path, entries)
+    return True
+
+
+def _check_crc32(path: Path, entries: list[zipfile.ZipInfo]) -> None:
+    """Compare the bytes of each entry with the zip file's own checksum of them."""
+    if not any(entry.CRC for entry in entries):
+        return  # torch was told not to compute them
+    with zipfile.ZipFile(path) as archive:
+        for entry in entries:
+            try:
+                with archive.open(entry) as file:
+                    while file.read(_BLOCK):
+                        pass
+            except Exception as error:  # a wrong checksum, or a header that does not fit
+                name = _entry_name(entry)
+                raise CheckpointError(
+                    f"{path} is damaged: {name} does not match its checksum; copy it again"
+                ) from error
+
+
+def _entry_name(entry: zipfile.ZipInfo) -> str:
+    return entry.filename.split("/", 1)[-1]
+
+
+def _load_safely(path: Path, mapped: bool) -> Any:
+    """Load with the plain list. Only a file that names more, as old ones do, needs fairseq, whose
+    import takes two seconds."""
+    try:
+        return _load(path, plain_globals(), mapped)
+    except (pickle.UnpicklingError, Refused) as error:
+        if not re.search(r"(GLOBAL|wants) (fairseq|omegaconf)\.", str(error)):
+            raise
+    from fairseq_dpq.fairseq_plugin import compat
+
+    return _load(path, [*plain_globals(), *compat.safe_globals()], mapped)
+
+
+def _load(path: Path, allowed: list[Any] | None, mapped: bool) -> Any:
+    how: dict[str, Any] = {"map_location": "cpu"}
+    if mapped and _MAPS:
+        how["mmap"] = True
+    source = str(path)
+    if allowed is None:
+        if _TORCH >= (1, 13):
+            how["weights_only"] = False
+        return torch.load(source, **how)
+    if _TORCH >= (2, 6):
+        # On leaving, torch would forget also what was allowed before: add only what is missing.
+        known = torch.serialization.get_safe_globals()
+        missing = [item for item in allowed if item not in known]
+        with torch.serialization.safe_globals(missing):
+            return torch.load(source, weights_only=True, **how)
+    # Older versions of torch have no allow-list that takes names: the same list, kept here.
+    return torch.load(source, pickle_module=_restricted(path, allowed), **how)
+
+
+def _restricted(path: Path, allowed: list[Any]) -> Any:
+    """A stand-in for the pickle module that finds only what the allow-list names."""
+    by_name: dict[str, Any] = {}
+    for entry in allowed:
+        item, name = entry if isinstance(entry, tuple) else (entry, None)
+        by_name[name or f"{item.__module__}.{item.__qualname__}"] = item
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            full = f"{module}.{name}"
+            if full in by_name:
+                return by_name[full]
+            plain = re.fullmatch(r"torch\.\w+Storage|torch\.(cuda\.)?\w+Storage", full)
+            dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+            if full in _TENSOR_GLOBALS or plain or dtype:
+                return super().find_class(module, name)
+            raise _refusal(path, full)
+
+    names = {"Unpickler": Unpickler, "load": lambda file, **how: Unpickler(file, **how).load()}
+    return types.SimpleNamespace(**{**vars(pickle), **names})
+
+
+def _refusal(path: Path, wanted: str) -> Refused:
+    return Refused(
+        f"{path} was refused: its pickle wants {wanted}, which is not data and could run code; "
+        "if you know where the file comes from, use --trust"
+    )
+
+
+def _check_state(path: Path, state: Any) -> dict[str, Any]:
+    if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no 'model' entry")
+    weights = state["model"]
+    if not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in weights.items()):
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: 'model' is no table of tensors")
+    if not any(_present(state.get(key)) for key in ("cfg", "args")):
+        raise CheckpointError(
+            f"{path} is not a fairseq checkpoint: it has neither 'cfg' nor 'args', the "
+            "configuration of its model"
+        )
+    for key, kinds in _KINDS.items():
+        if state.get(key) is not None and not isinstance(state[key], kinds):
+            raise CheckpointError(
+                f"{path} is not a fairseq checkpoint: its {key} is of type "
+                f"{type(state[key]).__name__}"
+            )
+    _check_sizes(path, weights)
+    return state
+
+
+def _present(config: Any) -> bool:
+    return isinstance(config, Namespace) or (isinstance(config, Mapping) and len(config) > 0)
+
+
+def _check_sizes(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that would take far more memory than the file has bytes."""
+    limit = 4 * os.path.getsize(path) + _SPARE
+    views: set[Any] = set()
+    total = 0
+    for key, tensor in weights.items():
+        if not is_plain(tensor):
+            raise CheckpointError(f"{path}: {key} is not a plain tensor")
+        view = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if view not in views:
+            views.add(view)
+            total += tensor.numel() * tensor.element_size()
+        if total > limit:
+            raise CheckpointError(
+                f"{path}: {key} claims a size of {tuple(tensor.shape)}; a file of "
+                f"{os.path.getsize(path)} bytes cannot hold that"
+            )

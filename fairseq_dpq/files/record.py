@@ -1,0 +1,174 @@
+"""The record of a model's DPQ tables that travels in its config, from training to compaction.
+
+It is one JSON string under `dpq_tables`, beside the flat `dpq_*` options, so that every form of
+fairseq config carries it unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any
+
+from fairseq_dpq.config import DPQConfigError, option_type
+from fairseq_dpq.files.errors import printable
+from fairseq_dpq.files.memory import text_crc32
+from fairseq_dpq.forms import FORMS
+from fairseq_dpq.forms.base import Form
+from fairseq_dpq.forms.fitting import check_settings, check_size, check_type, check_version, shown
+from fairseq_dpq.methods import METHODS, MethodOptions, make_options
+from fairseq_dpq.version import __version__
+
+RECORD_KEY = "dpq_tables"
+EXACT_KEY = "dpq_exact_logits"  # beside it: whether tied outputs multiply by the dense table
+VERSION = 3
+STAGES = ("training", "compact")
+
+
+@dataclass
+class Table:
+    """One DPQ table: its shape, its options, and where else the model uses it."""
+
+    num_embeddings: int
+    embedding_dim: int
+    padding_idx: int | None
+    options: dict[str, Any]  # the method and its options; empty for a table never trained
+    aliases: list[str] = field(default_factory=list)  # other paths of the same module
+    tied: list[str] = field(default_factory=list)  # output layers that multiply by this table
+    form: dict[str, Any] = field(default_factory=dict)  # kind and settings, once compact
+    checksums: dict[str, int] = field(default_factory=dict)  # CRC-32 of its tensors, once compact
+
+    @property
+    def config(self) -> MethodOptions:
+        given = dict(self.options)
+        return make_options(given.pop("method"), given)
+
+    def empty_form(self, **more: Any) -> Form:
+        """A module of the table's form, to be loaded."""
+        settings = dict(self.form)
+        cls = FORMS[settings.pop("kind")]
+        return cls(self.num_embeddings, self.embedding_dim, self.padding_idx, **settings, **more)
+
+
+@dataclass
+class TablesRecord:
+    """All DPQ tables of a model, by module path, and the stage they are in."""
+
+    tables: dict[str, Table]
+    stage: str = "training"
+    source: str | None = None  # of a compact stage: the training checkpoint's file name
+    version: int = VERSION
+    written_by: str = f"fairseq-dpq {__version__}"
+
+    def to_json(self) -> str:
+        return sealed(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: Any) -> TablesRecord:
+        """Read a record; one of another version, or damaged, is an error that says so."""
+        try:
+            check_type(RECORD_KEY, text, str)
+            raw = json.loads(text)
+            check_type("the record", raw, dict)
+            check_type("version", raw["version"], int)
+            check_version(raw["version"], VERSION, raw.get("written_by"))
+            if raw.pop("crc32") != _crc32(raw):
+                raise ValueError("its text does not match its checksum: the file is damaged")
+            return cls._from_dict(raw)
+        except DPQConfigError:
+            raise
+        except KeyError as error:
+            problem = f"{error} is missing"
+        except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+            problem = str(error)
+        except RecursionError:
+            problem = "it is nested too deeply"
+        raise DPQConfigError(printable(f"the checkpoint's {RECORD_KEY} record: {problem}"))
+
+    @classmethod
+    def _from_dict(cls, raw: dict[str, Any]) -> TablesRecord:
+        if raw["stage"] not in STAGES:
+            raise ValueError(f"unknown stage {shown(raw['stage'])}")
+        check_type("tables", raw["tables"], dict)
+        for name in ("source", "written_by"):
+            if raw.get(name) is not None:
+                check_type(name, raw[name], str)
+        _check_names("the record", raw, cls)
+        tables = {}
+        for path, table in raw["tables"].items():
+            check_type(path, table, dict)
+            _check_names(path, table, Table)
+            tables[path] = Table(**table)
+            _check(tables[path], raw["stage"])
+        return cls(**{**raw, "tables": tables})
+
+
+def sealed(raw: dict[str, Any]) -> str:
+    """The text of a record, with its checksum."""
+    return json.dumps({**raw, "crc32": _crc32(raw)}, sort_keys=True)
+
+
+def _crc32(raw: dict[str, Any]) -> int:
+    """The checksum of a record without it."""
+    return text_crc32(json.dumps(raw, sort_keys=True))
+
+
+def _check_names(what: str, raw: dict[str, Any], cls: Any) -> None:
+    """Raise ValueError for entries that the class does not have, and for those that are missing."""
+    names = {f.name for f in fields(cls)}
+    needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    for name in sorted(set(raw) - names):
+        raise ValueError(f"{what} has the unknown entry {shown(name)}")
+    for name in sorted(needed - set(raw)):
+        raise ValueError(f"{what} has no {name}")
+
+
+def _check(table: Table, stage: str) -> None:
+    """What a record claims, as far as it can be checked without the tensors."""
+    check_size(table.num_embeddings, table.embedding_dim, table.padding_idx)
+    for name in ("options", "form", "checksums"):
+        check_type(name, getattr(table, name), dict)
+    for name in ("aliases", "tied"):
+        check_type(name, getattr(table, name), list)
+        for other in getattr(table, name):
+            check_type(name, other, str)
+    for name, crc in table.checksums.items():
+        check_type(f"the checksum of {name}", crc, int)
+    _check_options(table.options)
+    if stage == "compact":
+        settings = dict(table.form)
+        kind = settings.pop("kind")
+        if not isinstance(kind, str) or kind not in FORMS:
+            raise DPQConfigError(
+                f"the checkpoint stores a table as {shown(kind)}; this fairseq-dpq knows "
+                f"{', '.join(FORMS)}: update it with pip install -U fairseq-dpq"
+            )
+        check_settings(FORMS[kind], settings)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """All options of the method, each of its type; their values are checked with the tensors."""
+    if not options:
+        return
+    name = options.get("method")
+    if not isinstance(name, str) or name not in METHODS:
+        raise DPQConfigError(
+            f"the checkpoint was trained by method {shown(name)}; this fairseq-dpq knows "
+            f"{', '.join(METHODS)}: install the package that has it, or update fairseq-dpq"
+        )
+    known = {f.name: f for f in fields(METHODS[name].options)}
+    for other in sorted({*options} - {*known, "method"}):
+        raise ValueError(f"unknown option {shown(other)}")
+    for other in sorted({*known} - {*options}):
+        raise ValueError(f"there is no option {other}")
+    for key, f in known.items():
+        value, kind = options[key], option_type(f)
+        if value is None and f.default is None:
+            continue
+        check_type(key, float(value) if kind is float and type(value) is int else value, kind)
+        if kind is float and not math.isfinite(value):
+            raise ValueError(f"{key}: expected a finite number, found {value}")
+    needed = [key for key in ("K", "D") if key in known and options[key] is None]
+    if needed:
+        raise ValueError(f"{needed[0]}: expected int, found None")

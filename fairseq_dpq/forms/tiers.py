@@ -1,0 +1,392 @@
+"""A table in tiers, each a form of its own: the rows that are used most have the most bits."""
+
+from __future__ import annotations
+
+import bisect
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_dpq import native
+from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings
+from fairseq_dpq.forms.choosing_tiers import Tier, check_tiers, choose_tiers, id_order, of_tier
+from fairseq_dpq.forms.metric import metric_gain, quantize_in_metric
+from fairseq_dpq.forms.packing import check_range
+from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.forms.product_layout import product_layout
+from fairseq_dpq.forms.quantization import rescaled
+from fairseq_dpq.tracing import is_tracing
+
+_WORK = 100  # steps that are reported
+_ROWS = 1 << 13  # rows handled at once
+
+
+class TieredEmbedding(Form):
+    """Looks rows up as nn.Embedding does. Row i is in the tier `tier_of[i]`, after the rows of that
+    tier that come before it; without `tier_of` the tiers follow each other.
+
+    `tiers` lists rows, K and D of each tier: product codes whose values are float16, whatever the
+    dtype of the model. K = D = d is 8 bits a number with K = 256; the rows of a tier with K = 1 are
+    all the same and have no codes. `correction` (n,) is added to the logits of a tied output.
+    """
+
+    kind = "tiers"
+    takes_use = True
+    signature_tensor = "tiers.0.codes"
+    model_dtype = ("like",)
+    options = (FormOption("ratio", "--ratio", 10.0, "how many times smaller the table gets"),)
+    setting_types: ClassVar[dict[str, type]] = {"tiers": list, "in_order": bool}
+
+    if TYPE_CHECKING:  # TorchScript cannot read annotations that are strings
+        like: Tensor
+        tier_of: Tensor | None
+        correction: Tensor | None
+        slot: Tensor
+        bounds: Tensor
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        tiers: Sequence[Sequence[int]],
+        in_order: bool = False,
+        corrected: bool = False,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        self._set_size(num_embeddings, embedding_dim, padding_idx)
+        listed = check_tiers(tiers, num_embeddings, embedding_dim)
+        # It follows the dtype of the model, which rows have; values do not.
+        self.register_buffer("like", torch.zeros(1, dtype=dtype, device=device))
+        tier_of = None
+        if not in_order:
+            counts = torch.tensor([rows for rows, _, _ in listed], device=device)
+            tier_of = torch.arange(len(listed), device=device).repeat_interleave(counts)
+            tier_of = tier_of.to(torch.uint8)
+        self.register_buffer("tier_of", tier_of)
+        numbers = torch.zeros(num_embeddings, dtype=torch.float16, device=device)
+        self.register_buffer("correction", numbers if corrected else None)
+        self.tiers = nn.ModuleList(_empty(tier, embedding_dim, device) for tier in listed)
+        self._set_tiers(listed)
+
+    def _set_tiers(self, listed: list[Tier]) -> None:
+        """Set what follows from the tiers, and from the tier of each row."""
+        self._fast = None
+        self.sizes = listed
+        self.shared = [K == 1 for _, K, _ in listed]
+        self.first = [0]
+        for rows, _, _ in listed:
+            self.first.append(self.first[-1] + rows)
+        device = self.like.device
+        bounds = torch.tensor(self.first[1:-1], dtype=torch.int64, device=device)
+        self.register_buffer("bounds", bounds, persistent=False)
+        slot = torch.empty(0, dtype=torch.int32, device=device)
+        if self.tier_of is not None:
+            # The place of each row if those of a tier are put together, in order.
+            place = torch.sort(self.tier_of, stable=True).indices
+            slot = torch.empty(len(place), dtype=torch.int32, device=device)
+            slot[place] = torch.arange(len(place), dtype=torch.int32, device=device)
+        self.register_buffer("slot", slot, persistent=False)
+
+    @classmethod
+    @torch.no_grad()
+    def from_table(  # type: ignore[override]
+        cls,
+        table: Tensor,
+        padding_idx: int | None = None,
+        *,
+        seed: int = 0,
+        progress: Callable[[int], None] | None = None,
+        ratio: float = 10.0,
+        tiers: Sequence[Sequence[int]] | None = None,
+        weight: Tensor | None = None,
+        metric: Tensor | None = None,
+        corrected: bool = False,
+    ) -> TieredEmbedding:
+        """The tiers that lose the least at a compression ratio, or those that are given.
+
+        Args:
+            weight: How much each row is used (n,). Default: the order of ids stands for it.
+            metric: What an error e of a row costs, e' M e (d, d). Default: its square.
+            corrected: Whether 16 bits a row are needed for the correction of logits.
+        """
+        n, d = table.shape
+        in_order = weight is None
+        weight = id_order(n).to(table.device) if weight is None else weight.float()
+        if padding_idx is not None:
+            weight = weight.clone()
+            weight[padding_idx] = 0
+        center = (table.float() * (weight / weight.sum()).unsqueeze(1)).sum(0)
+        cost = torch.empty(n, device=table.device)
+        for rows, part in zip(cost.split(_ROWS), table.split(_ROWS)):
+            apart = part.float() - center
+            rows.copy_((apart * (apart if metric is None else apart @ metric)).sum(1))
+        cost = cost * weight
+        order = torch.arange(n, device=table.device)
+        if not in_order:
+            order = torch.sort(cost, descending=True, stable=True).indices
+            in_order = bool((order[1:] > order[:-1]).all())
+        if tiers is None:
+            gain = 1.0
+            if metric is not None:
+                some = table[:: max(1, n // _ROWS)].float() - center
+                gain = metric_gain(metric, some.t() @ some / len(some))
+            beside = (0 if in_order else n) + (2 * n if corrected else 0)
+            budget = int(4 * n * d / ratio) - beside
+            tiers = choose_tiers(cost[order], d, max(1, budget), gain)
+        listed = check_tiers(tiers, n, d)
+        if len(listed) == 1:
+            in_order = True
+            order = torch.arange(n, device=table.device)
+        made = cls(n, d, None, tiers=listed, in_order=in_order, dtype=table.dtype)
+        report = rescaled(progress, _WORK, sum(2 * D for _, _, D in listed))
+        for i, (rows, K, D) in enumerate(listed):
+            own = order[made.first[i] : made.first[i] + rows].sort().values
+            if made.tier_of is not None:
+                made.tier_of[own.cpu()] = i
+            known = weight[own]
+            if K == 1:
+                share = known / known.sum().clamp_min(1e-30)
+                if not bool(known.sum() > 0):
+                    share = torch.full_like(known, 1 / len(known))
+                values = (table[own].float() * share.unsqueeze(1)).sum(0).half().view(1, 1, d)
+                codes = torch.zeros(1, 1, dtype=torch.uint8, device=table.device)
+                report(2)
+            else:
+                how: Settings = {"weight": known, "metric": metric, "seed": seed}
+                codes, values = quantize_in_metric(table[own], K, D, progress=report, **how)
+            made.tiers[i] = CompactEmbedding.from_codes(codes, values, d, packed=True)
+        made._set_size(n, d, padding_idx)
+        made._set_tiers(listed)
+        return made.to(table.device)
+
+    @classmethod
+    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
+        ratio = settings.get("ratio", 10.0)
+        if not ratio > 1:
+            raise ValueError(f"{say('ratio', ratio)}: must be above 1; try 10")
+
+    @classmethod
+    def work(cls, settings: Settings) -> int:
+        return _WORK
+
+    @classmethod
+    def layout(
+        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
+    ) -> dict[str, Layout]:
+        listed = check_tiers(settings["tiers"], num_embeddings, embedding_dim)
+        out = {"like": Layout((1,))}
+        for i, (rows, K, D) in enumerate(listed):
+            own = of_tier(found, i)
+            kept = {"K": K, "D": D, "share_subspaces": False}
+            stored = product_layout(1 if K == 1 else rows, embedding_dim, kept, own)
+            if stored["values"].shape[0] != K * D:
+                raise ValueError(f"tiers.{i}: expected {K * D} values for K={K} and D={D}")
+            out.update({f"tiers.{i}.{name}": one for name, one in stored.items()})
+        if not settings["in_order"]:
+            out["tier_of"] = Layout((num_embeddings,), (torch.uint8,))
+        out["correction"] = Layout((num_embeddings,), optional=True)
+        return out
+
+    @classmethod
+    def check_contents(
+        cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
+    ) -> None:
+        for i, (_, K, D) in enumerate(settings["tiers"]):
+            check_range(f"tiers.{i}.codes", tensors[f"tiers.{i}.codes"], [K] * D)
+        if "tier_of" in tensors:
+            rows = torch.bincount(tensors["tier_of"], minlength=len(settings["tiers"])).tolist()
+            if rows != [tier[0] for tier in settings["tiers"]]:
+                raise ValueError(f"tier_of: the tiers have {rows} rows")
+
+    @classmethod
+    def from_tensors(
+        cls,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None,
+        settings: Settings,
+        tensors: Mapping[str, Tensor],
+    ) -> TieredEmbedding:
+        listed = check_tiers(settings["tiers"], num_embeddings, embedding_dim)
+        small = [(1, K, D) for _, K, D in listed]  # no n rows by a claim alone
+        made = cls(len(small), embedding_dim, None, tiers=small, in_order=True)
+        made.like = tensors["like"]
+        made._set_size(num_embeddings, embedding_dim, padding_idx)
+        made.tier_of = tensors.get("tier_of")
+        correction = tensors.get("correction")
+        made.correction = None if correction is None else correction.half()
+        for i, (rows, K, D) in enumerate(listed):
+            own = dict(of_tier(tensors, i))
+            own["values"] = own["values"].half()
+            own.setdefault("sizes", torch.tensor([K] * D, dtype=torch.int32))
+            size = (1 if K == 1 else rows, embedding_dim, None)
+            part: Settings = {"K": K, "D": D, "share_subspaces": False}
+            made.tiers[i] = CompactEmbedding.from_tensors(*size, part, own)
+        made._set_tiers(listed)
+        return made.eval()
+
+    def forward(self, indices: Tensor) -> Tensor:
+        if not torch.jit.is_scripting():
+            found = None if is_tracing() else self._by_library(indices)
+            if found is not None:
+                return found.to(self.like.dtype)
+        flat = indices.reshape(-1)
+        slot = flat if self.tier_of is None else self.slot.index_select(0, flat)
+        slot = slot.to(torch.int64)
+        if torch.jit.is_scripting():
+            out = self._in_graph(slot)
+        else:
+            out = self._in_graph(slot) if is_tracing() else self._by_tier(slot)
+        if self.padding_idx is not None:
+            out = out.masked_fill((flat == self.padding_idx).unsqueeze(-1), 0.0)
+        return out.to(self.like.dtype).view(indices.shape + (self.embedding_dim,))  # noqa: RUF005
+
+    def _by_library(self, indices: Tensor) -> Tensor | None:
+        if any(tier.values.requires_grad for tier in self._coded()):
+            return None
+        tables = [tier.native_table() for tier in self._coded()]
+        if self._fast is None or not self._fast.serves(tables):
+            if not all(isinstance(table, native.Table) for table in tables):
+                return None
+            slot = None if self.tier_of is None else self.slot
+            self._fast = native.Tiers(tables, self.first, slot, self.padding_idx)
+        return self._fast.lookup(indices)
+
+    def _by_tier(self, slot: Tensor) -> Tensor:
+        if not len(slot):
+            return slot.new_empty(0, self.embedding_dim, dtype=torch.float16)
+        if self.tier_of is None:
+            for index in map(int, torch.aminmax(slot)):
+                if not 0 <= index < self.num_embeddings:
+                    raise IndexError(
+                        f"index {index} is out of range: the table has {self.num_embeddings} rows"
+                    )
+        if len(slot) == 1:
+            tier = bisect.bisect_right(self.first, int(slot)) - 1
+            place = slot.new_zeros(1) if self.shared[tier] else slot - self.first[tier]
+            return self.tiers[tier](place)
+        ordered, places = torch.sort(slot)  # tier after tier
+        ends = torch.searchsorted(ordered, self.bounds).tolist()
+        parts = []
+        for i, (start, end) in enumerate(zip([0, *ends], [*ends, len(slot)])):
+            if start < end:
+                own = ordered[start:end] - self.first[i]
+                parts.append(self.tiers[i](torch.zeros_like(own) if self.shared[i] else own))
+        out = parts[0].new_empty(len(slot), self.embedding_dim)
+        return out.index_copy_(0, places, torch.cat(parts) if len(parts) > 1 else parts[0])
+
+    def _in_graph(self, slot: Tensor) -> Tensor:
+        """Each tier looks all rows up: a graph has no sizes that depend on ids."""
+        out = torch.zeros(1, self.embedding_dim, dtype=torch.float16, device=slot.device)
+        nothing = torch.zeros_like(slot)
+        for i, tier in enumerate(self.tiers):
+            inside = (slot >= self.first[i]) & (slot < self.first[i + 1])
+            place = nothing
+            if not self.shared[i]:
+                place = torch.where(inside, slot - self.first[i], nothing)
+            out = torch.where(inside.unsqueeze(-1), tier(place), out)
+        return out
+
+    @property
+    def serves_logits(self) -> bool:
+        return all(tier.serves_logits for tier in self._coded())
+
+    @property
+    def corrects_logits(self) -> bool:
+        return self.correction is not None
+
+    def _coded(self) -> list[CompactEmbedding]:
+        return list(self.tiers)  # type: ignore[arg-type]
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Logits of each tier from its codes, in the order of ids, plus the correction."""
+        parts = []
+        for i, tier in enumerate(self._coded()):
+            part = tier.logits(h)
+            rows = self.sizes[i][0]
+            parts.append(part.expand(*part.shape[:-1], rows) if self.shared[i] else part)
+        out = torch.cat(parts, -1)
+        if self.tier_of is not None:
+            out = out.index_select(-1, self.slot)
+        if self.padding_idx is not None:
+            out[..., self.padding_idx] = 0
+        return out if self.correction is None else out + self.correction.to(out.dtype)
+
+    def with_rows(self, rows: Tensor) -> TieredEmbedding:
+        """The new rows join the first tier, which has the most bits; their correction is zero."""
+        old, more = self.num_embeddings, len(rows)
+        tier_of = self.tier_of
+        if tier_of is None:
+            counts = self.bounds.new_tensor([size[0] for size in self.sizes])
+            tier_of = torch.arange(len(self.sizes), device=counts.device).repeat_interleave(counts)
+        tensors = self.export_tensors()
+        tensors["tier_of"] = torch.cat([tier_of, tier_of.new_zeros(more)]).to(torch.uint8)
+        if self.correction is not None:
+            tensors["correction"] = torch.cat([self.correction, self.correction.new_zeros(more)])
+        first = self._coded()[0].with_rows(rows).export_tensors()
+        tensors.update({f"tiers.0.{name}": tensor for name, tensor in first.items()})
+        (count, K, D), *rest = self.sizes
+        settings = {**self.settings(), "tiers": [(count + more, K, D), *rest], "in_order": False}
+        size = (old + more, self.embedding_dim, self.padding_idx)
+        return self.from_tensors(*size, settings, tensors)
+
+    def settings(self) -> Settings:
+        return {"tiers": [list(tier) for tier in self.sizes], "in_order": self.tier_of is None}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    def formula_bits(self) -> int:
+        return 8 * self.saved_nbytes
+
+    @property
+    def saved_nbytes(self) -> int:
+        beside = (self.like, self.tier_of, self.correction)
+        own = sum(x.numel() * x.element_size() for x in beside if x is not None)
+        return own + sum(tier.saved_nbytes for tier in self._coded())
+
+    def bits_per_symbol(self) -> int:
+        """Of the mean row."""
+        return 8 * self.saved_nbytes // self.num_embeddings
+
+    def describe(self) -> str:
+        said = []
+        for rows, K, D in self.sizes:
+            said.append(f"{rows}: {'one row' if K == 1 else f'K={K} D={D}'}")
+        return "; ".join(said)
+
+    def export_tensors(self) -> dict[str, Tensor]:
+        out = {"like": self.like, "tier_of": self.tier_of, "correction": self.correction}
+        tensors = {name: t.contiguous() for name, t in out.items() if t is not None}
+        for i, tier in enumerate(self._coded()):
+            tensors.update({f"tiers.{i}.{k}": t for k, t in tier.export_tensors().items()})
+        return tensors
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # Codes and values move with the model; numbers of 16 bits stay what they are.
+        kept = [(tier, tier.values) for tier in self._coded()]
+        correction = self.correction
+        super()._apply(fn, recurse)
+        for tier, values in kept:
+            tier.values = values.to(tier.values.device)
+        if correction is not None:
+            self.correction = correction.to(self.like.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        given = state_dict.get(f"{prefix}correction")
+        if self.correction is None and given is not None and given.shape == (self.num_embeddings,):
+            self.correction = torch.zeros_like(given, dtype=torch.float16, device=self.like.device)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._set_tiers(self.sizes)
+
+
+def _empty(tier: Tier, d: int, device: Any) -> CompactEmbedding:
+    rows, K, D = tier
+    like: Settings = {"dtype": torch.float16, "device": device}
+    return CompactEmbedding(1 if K == 1 else rows, d, None, K=K, D=D, packed=True, **like)

@@ -1,0 +1,331 @@
+"""Runs jobs, lists of commands, some at a time, and keeps one result of each.
+
+A job that was broken off goes on with the command that was not done; a finished one is not run
+again. However the runner ends, SIGKILL included, its commands end too (guard.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Sequence
+
+from fairseq_dpq.files.errors import printable
+from fairseq_dpq.runs import live
+from fairseq_dpq.runs.folder import RunsError, read_json, write_json
+from fairseq_dpq.runs.logs import ATTEMPT, RunLog
+
+_GUARD = Path(__file__).with_name("guard.py")
+_POLL, _LOOK = 0.1, 2.0  # seconds between looks at processes, and at logs
+RESULT = "result.json"
+Facts = Dict[str, Any]
+
+
+@dataclass
+class Step:
+    """One command. Its output goes to NAME.log in the job's folder; what a command with `json`
+    prints to standard output goes to NAME.json."""
+
+    name: str
+    words: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    json: bool = False
+    resumes: bool = False  # run again, it goes on where it was broken off
+    fresh: tuple[Path, ...] = ()  # what an unfinished run of it may have left: removed before it
+    weight: float = 1.0  # its share of the job's time, for the progress bar
+
+    def __str__(self) -> str:
+        """As one could type it."""
+        settings = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*settings, shlex.join(self.words)])
+
+
+@dataclass
+class Job:
+    """Commands in order, and what their result is.
+
+    `finish` gets the job and the facts of its steps, and returns what result.json holds besides. If
+    it raises RunsError, the job has failed. `after` names jobs that must be done before.
+    """
+
+    name: str
+    folder: Path
+    steps: list[Step]
+    finish: Callable[[Job, list[Facts]], Facts] = lambda job, steps: {}
+    after: tuple[str, ...] = ()
+
+    def commands(self) -> list[str]:
+        return [str(step) for step in self.steps]
+
+    def state(self) -> Facts:
+        """What result.json says; empty if there is none, or if it is damaged."""
+        found = read_json(self.folder / RESULT) or {}
+        return found if isinstance(found.get("steps"), list) else {}
+
+    def done(self) -> Facts | None:
+        """The result of a job that is complete."""
+        found = self.state()
+        return found if found.get("status") == live.DONE else None
+
+    def output(self, step: str) -> Facts:
+        """The JSON that a step printed."""
+        found = read_json(self.folder / f"{step}.json")
+        if found is None:
+            raise RunsError(f"{step} printed no JSON: {self.folder / f'{step}.json'}")
+        return found
+
+
+@dataclass
+class _Running:
+    """A job that is going on. Closing `pipe` ends its command."""
+
+    job: Job
+    row: live.Row
+    slot: int
+    environment: dict[str, str]
+    facts: list[Facts]  # of the steps that are done
+    process: subprocess.Popen[bytes]
+    pipe: int
+    log: RunLog
+
+
+class Runner:
+    """Runs jobs in folders whose lock the caller holds."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        note: Callable[[RunLog], str] = lambda log: (
+            "" if log.loss is None else f"loss {log.loss:g}"
+        ),
+        line: Callable[[Facts], str] = lambda result: "done",
+        every: float = 60.0,
+    ) -> None:
+        """`note` words what a running command's log says, `line` a result; `every` so many seconds
+        the progress is printed where there is no terminal."""
+        self.jobs = list(jobs)
+        self.note, self.line, self.every = note, line, every
+        self.results: dict[str, Facts] = {}
+        self.rows = {job.name: live.Row(job.name) for job in jobs}
+        for job in self.jobs:
+            found = job.done()
+            if found is not None:
+                self.results[job.name] = found
+                row = self.rows[job.name]
+                row.state, row.share, row.first_share = live.DONE, 1.0, 1.0
+                row.note = "done before"
+
+    def waiting(self) -> list[Job]:
+        return [job for job in self.jobs if job.name not in self.results]
+
+    def run(
+        self,
+        workers: int = 1,
+        threads: int | None = None,
+        gpus: Sequence[str] = (),
+        limit: int | None = None,
+        go_on: Callable[[Facts], str] = lambda result: "",
+    ) -> dict[str, Facts]:
+        """Run what is not done yet, at most `limit` jobs; on any exception, end what runs before it
+        is passed on. If `go_on` has something to say about a result, no further job is started."""
+        queue = self.waiting()[:limit]
+        running: list[_Running] = []
+        shown = live.Live(list(self.rows.values()), every=self.every)
+        looked = 0.0
+        try:
+            while queue or running:
+                for job in self._ready(queue)[: workers - len(running)]:
+                    slot = min(set(range(workers)) - {r.slot for r in running})
+                    environment = {"PYTHONUNBUFFERED": "1"}
+                    if threads is not None:
+                        environment["OMP_NUM_THREADS"] = str(threads)
+                    if gpus:
+                        environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+                    queue.remove(job)
+                    running.append(self._start(job, slot, environment))
+                if not running:  # what the others wait for has failed
+                    queue.clear()
+                    break
+                time.sleep(_POLL)
+                for run in [r for r in running if r.process.poll() is not None]:
+                    if self._next_step(run):
+                        continue
+                    running.remove(run)
+                    result = self.results[run.job.name]
+                    shown.say(f"{run.job.name}: {self._words(run.job, result)}")
+                    problem = go_on(result)
+                    if problem and queue:
+                        shown.say(problem)
+                        queue.clear()
+                if time.monotonic() - looked >= _LOOK:
+                    looked = time.monotonic()
+                    for run in running:
+                        self._look(run)
+                    shown.draw()
+        finally:
+            for run in running:
+                os.close(run.pipe)
+            for run in running:
+                run.process.wait()
+        return self.results
+
+    def _ready(self, queue: list[Job]) -> list[Job]:
+        names = {job.name for job in self.jobs}
+        done = {name for name, result in self.results.items() if result["status"] == live.DONE}
+        return [job for job in queue if all(n in done for n in job.after if n in names)]
+
+    def _start(self, job: Job, slot: int, environment: dict[str, str]) -> _Running:
+        """Start the first command that is not done."""
+        job.folder.mkdir(parents=True, exist_ok=True)
+        facts = []
+        for step, known in zip(job.steps, job.state().get("steps", [])):
+            if not isinstance(known, dict) or known.get("command") != str(step):
+                break
+            facts.append(known)
+        row = self.rows[job.name]
+        row.state = live.RUNNING
+        if len(facts) == len(job.steps):  # all but the result was there
+            facts.pop()
+        started = self._popen(job, job.steps[len(facts)], environment)
+        run = _Running(job, row, slot, environment, facts, *started)
+        run.row.share = run.row.first_share = self._share(run)
+        return run
+
+    def _popen(
+        self, job: Job, step: Step, environment: dict[str, str]
+    ) -> tuple[subprocess.Popen[bytes], int, RunLog]:
+        for path in () if step.resumes else step.fresh:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
+                missing_ok=True
+            )
+        (job.folder / "usage.json").unlink(missing_ok=True)
+        log = RunLog(job.folder / f"{step.name}.log")
+        if step.resumes:
+            log.read()
+        read, write = os.pipe()
+        words = [find_program(step.words[0]), *step.words[1:]]
+        try:
+            with contextlib.ExitStack() as files:
+                said = files.enter_context(open(log.path, "ab" if step.resumes else "wb"))
+                out = said
+                if step.json:
+                    out = files.enter_context(open(job.folder / f"{step.name}.json", "wb"))
+                if step.resumes:
+                    said.write(f"{ATTEMPT} {log.attempts + 1}\n".encode())
+                    said.flush()
+                process = subprocess.Popen(
+                    [sys.executable, "-I", str(_GUARD), str(job.folder.absolute()), *words],
+                    stdin=read,
+                    stdout=out,
+                    stderr=said,
+                    cwd=step.cwd,
+                    env={**os.environ, **environment, **step.environment},
+                    start_new_session=True,  # a group of its own, which the guard may kill
+                )
+        except BaseException:
+            os.close(write)
+            raise
+        finally:
+            os.close(read)
+        return process, write, log
+
+    def _next_step(self, run: _Running) -> bool:
+        """A command has ended: record it and start the next one; False if the job has ended."""
+        os.close(run.pipe)
+        run.log.read()
+        job, step = run.job, run.job.steps[len(run.facts)]
+        usage = read_json(job.folder / "usage.json") or {}
+        facts = {"name": step.name, "command": str(step), "attempts": max(run.log.attempts, 1)}
+        facts.update({key: usage.get(key) for key in ("seconds", "cpu_seconds", "peak_bytes")})
+        code = run.process.returncode
+        if code != 0:
+            said = run.log.tail() or "no output"
+            self._end(run, live.FAILED, {"error": f"{step.name}: exit code {code}: {said}"})
+            return False
+        run.facts.append(facts)
+        if len(run.facts) < len(job.steps):
+            self._write(job, live.RUNNING, run.facts, {})
+            following = job.steps[len(run.facts)]
+            run.process, run.pipe, run.log = self._popen(job, following, run.environment)
+            return True
+        try:
+            self._end(run, live.DONE, job.finish(job, run.facts))
+        except RunsError as error:
+            self._end(run, live.FAILED, {"error": str(error)})
+        return False
+
+    def _end(self, run: _Running, status: str, facts: Facts) -> None:
+        self.results[run.job.name] = self._write(run.job, status, run.facts, facts)
+        run.row.state = status
+        run.row.share = 1.0 if status == live.DONE else run.row.share
+        run.row.note = facts.get("error", "") or self.line(self.results[run.job.name])
+
+    def _write(self, job: Job, status: str, steps: list[Facts], facts: Facts) -> Facts:
+        result = {"name": job.name, "status": status, "error": "", **facts, "steps": steps}
+        write_json(job.folder / RESULT, result)
+        return result
+
+    def _share(self, run: _Running) -> float:
+        """The share of the job that is done."""
+        weights = [step.weight for step in run.job.steps]
+        done = sum(weights[: len(run.facts)])
+        return (done + weights[len(run.facts)] * run.log.progress()) / sum(weights)
+
+    def _look(self, run: _Running) -> None:
+        run.log.read()
+        run.row.share = max(run.row.share, self._share(run))
+        run.row.note = self.note(run.log) or run.job.steps[len(run.facts)].name
+
+    def _words(self, job: Job, result: Facts) -> str:
+        if result["status"] != live.DONE:
+            return f"FAILED, {result['error']} (logs: {job.folder})"
+        return self.line(result)
+
+
+def find_program(name: str) -> str:
+    """The program beside this Python, or on the PATH, or the name itself."""
+    if os.sep in name:
+        return name
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else shutil.which(name) or name
+
+
+class Stopped(BaseException):
+    """A signal asked the program to end."""
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the program as Ctrl-C does."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped(number)
+
+    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def run_command(prog: str, work: Callable[[], int], again: str) -> int:
+    """Do the work of a command; errors become one line and an exit code: 2 for bad input."""
+    try:
+        with _stopped_by_signals():
+            return work()
+    except (RunsError, OSError) as error:
+        print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, Stopped) as stop:
+        print(f"\n{prog}: stopped; go on with: {printable(again)}", file=sys.stderr)
+        return 130 if isinstance(stop, KeyboardInterrupt) else 128 + int(stop.args[0])

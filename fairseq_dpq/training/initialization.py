@@ -1,0 +1,81 @@
+"""Starting values that depend on data: another table's numbers, k-means of a trained table."""
+
+from __future__ import annotations
+
+from typing import Callable, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_dpq.training.codebook import Codebook
+from fairseq_dpq.training.codes import by_group
+from fairseq_dpq.training.kmeans import kmeans
+
+
+def checked_padding(num_embeddings: int, padding_idx: int | None) -> int | None:
+    """The padding row counted from 0; raises if the table has no such row, or no row at all."""
+    if num_embeddings < 1:
+        raise ValueError(f"num_embeddings={num_embeddings}: must be 1 or more")
+    if padding_idx is None:
+        return None
+    if not -num_embeddings <= padding_idx < num_embeddings:
+        raise ValueError(
+            f"padding_idx={padding_idx}: must be within the {num_embeddings} rows of the "
+            f"table, from {-num_embeddings} to {num_embeddings - 1}"
+        )
+    return padding_idx % num_embeddings
+
+
+def draw_like(parameters: dict[str, Tensor], table: Tensor, padding_idx: int | None) -> None:
+    """Fill queries, keys and values with numbers drawn from a freshly initialised table."""
+    table = table.detach()
+    pool = table[real_rows(table, padding_idx)].reshape(-1)
+    if pool.numel() == 0:
+        pool = table.reshape(-1)
+    for name, parameter in parameters.items():
+        if name == "query" and parameter.shape == table.shape:
+            parameter.copy_(table)
+        else:
+            pick = torch.randint(pool.numel(), (parameter.numel(),), device=pool.device)
+            parameter.copy_(pool[pick].view_as(parameter))
+
+
+def real_rows(table: Tensor, padding_idx: int | None) -> Tensor:
+    """Which rows of a table are not padding: (n,) bool."""
+    real = torch.ones(table.shape[0], dtype=torch.bool, device=table.device)
+    if padding_idx is not None and table.shape[0] > 1:
+        real[padding_idx] = False
+    return real
+
+
+class Trained(NamedTuple):
+    """A trained table (n, d) to begin at."""
+
+    table: Tensor
+    real: Tensor  # (n,): False for padding
+    seed: int = 0
+    progress: Callable[[int], None] | None = None
+
+
+@torch.no_grad()
+def cluster_table(trained: Trained, groups: int, K: int, D: int) -> Tensor:
+    """k-means of a table in each group: centroids (G, K, d/D)."""
+    rows = trained.table[trained.real]
+    points = by_group(rows.view(len(rows), D, -1), groups)
+    return kmeans(points, K, seed=trained.seed, progress=trained.progress)
+
+
+def reseed_keys(
+    book: Codebook, dead: Tensor, query: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Put the keys of dead codes (G, K) on random queries (rows, D, key size).
+
+    Returns group and code of each, and the row and group of the query it was put on.
+    """
+    group, code = dead.nonzero(as_tuple=True)
+    row = torch.randint(query.shape[0], (group.numel(),), device=query.device)
+    source = group
+    if book.keys.shape[0] == 1:
+        source = torch.randint(query.shape[1], (group.numel(),), device=query.device)
+    book.keys[group, code] = query[row, source].to(book.keys.dtype)
+    return group, code, row, source

@@ -1,0 +1,162 @@
+"""Calibration: what is counted and kept, what it buys at equal bytes, the correction of logits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fairseq_dpq import compress
+from fairseq_dpq.any_model.calibration import Knowledge, Use, calibrate
+from fairseq_dpq.forms.tiers import TieredEmbedding
+from fairseq_dpq.model import find_tables
+from helpers.any_model import PAIRS, some_ids, toy
+
+N, SIZE = 1500, 24
+
+
+class Tied(nn.Module):
+    """A tied language model whose states vary in few directions, about a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(N, SIZE)
+        self.mix = nn.Linear(SIZE, SIZE)
+        self.out = nn.Linear(SIZE, N, bias=False)
+        self.out.weight = self.embed.weight
+        with torch.no_grad():
+            self.mix.weight.mul_(torch.logspace(0.5, -1.5, SIZE).unsqueeze(1))
+
+    def forward(self, input_ids: Tensor, attention_mask: Any = None) -> Tensor:
+        return self.out(torch.tanh(self.mix(self.embed(input_ids))) + 0.2)
+
+
+def text(count: int, seed: int) -> Tensor:
+    """Ids of which few are frequent, all over the table."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(9))
+    return order[(torch.rand(count, 32, generator=generator) ** 4 * N).long()]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "tuple", "mapping"])
+def test_tokens_are_counted_and_states_kept(kind: str) -> None:
+    model, ids = Tied().train(), text(6, 1)
+    mask = torch.ones_like(ids)
+    mask[:, 20:] = 0
+    batches: list[Any] = {
+        "tensor": list(ids.split(2)),
+        "tuple": [(part,) for part in ids.split(2)],
+        "mapping": [{"input_ids": ids, "attention_mask": mask}],
+    }[kind]
+    (use,) = calibrate(model, find_tables(model), batches)
+    real = ids[:, :20] if kind == "mapping" else ids
+    assert torch.equal(use.counts, torch.bincount(real.reshape(-1), minlength=N).float())
+    assert use.types == len(real.unique())
+    with torch.no_grad():
+        states = torch.tanh(model.mix(model.embed(real))) + 0.2
+    assert torch.allclose(use.hidden(), states.reshape(-1, SIZE), atol=1e-6)
+    assert (
+        model.training and not model.embed._forward_pre_hooks and not model.out._forward_pre_hooks
+    )
+
+
+def test_states_are_thinned_not_cut() -> None:
+    use = Use()
+    for i in range(50):
+        use.add_states(torch.full((1000, 2), float(i)))
+    kept = use.hidden()
+    assert 4096 < len(kept) <= 8192 and use.kept <= 16384
+    assert set(kept[:, 0].tolist()) == set(map(float, range(50)))  # some of each batch
+
+
+def test_all_tables_of_a_model_are_followed() -> None:
+    model, ids = toy(), some_ids()
+    tables = {found.path: found for found in find_tables(model)}
+    token, first = calibrate(model, [tables["token"], tables["first"]], [ids])
+    assert float(token.counts.sum()) == ids.numel()
+    assert float(first.counts.sum()) == 3 * ids.numel() and len(first.counts) == PAIRS
+    assert token.hidden() is not None and first.hidden() is None
+
+
+def test_calibration_pays_at_equal_bytes() -> None:
+    full = Tied().eval()
+    lost = {}
+    for name in ("order of ids", "counts", "text"):
+        model = copy.deepcopy(full)
+        how: dict[str, Any] = {
+            "order of ids": {},
+            "counts": {"counts": torch.bincount(text(400, 1).reshape(-1), minlength=N)},
+            "text": {"calibrate": text(400, 1).split(50)},
+        }[name]
+        report = compress(model, min_rows=100, target_ratio=9, **how)
+        assert 9 <= report.ratio < 10
+        lost[name] = _output_divergence(model, full)
+        if name == "text":  # what the report expects of the output is what happens to it
+            told = report.tables[0].lost.divergence
+            assert told == pytest.approx(lost[name], rel=0.5)
+            assert (model.embed.correction is not None) and "% perplexity" in str(report)
+            assert not report.uncalibrated
+        else:
+            assert report.uncalibrated == (name == "order of ids")
+    assert lost["text"] < 0.6 * min(lost["counts"], lost["order of ids"]), lost
+
+
+@torch.no_grad()
+def _output_divergence(model: nn.Module, full: nn.Module) -> float:
+    """That of the output table alone."""
+    states = torch.tanh(full.mix(full.embed(text(40, 5)))) + 0.2
+    known, found = (m.out(states).log_softmax(-1) for m in (full, model))
+    return float((known.exp() * (known - found)).sum(-1).mean())
+
+
+def test_correction_gives_each_row_its_mean_probability_back() -> None:
+    full = Tied().eval()
+    model = copy.deepcopy(full)
+    compress(model, min_rows=100, target_ratio=12, calibrate=[text(128, 1)])
+    with torch.no_grad():
+        states = torch.tanh(full.mix(full.embed(text(128, 1)))).reshape(-1, SIZE) + 0.2
+        wanted = full.out(states).softmax(-1).mean(0)
+        corrected = model.out(states).softmax(-1).mean(0)
+        model.embed.correction.zero_()
+        plain = model.out(states).softmax(-1).mean(0)
+    often = wanted > 1 / N
+    off = [float((p[often] / wanted[often]).log().abs().mean()) for p in (plain, corrected)]
+    assert off[1] < 0.3 * off[0]
+
+
+def test_rows_that_are_never_seen_still_count() -> None:
+    weight = torch.randn(N, SIZE)
+    counts = torch.zeros(N)
+    counts[:10] = 5
+    known = Knowledge(weight, None, True, Use(counts))
+    assert float(known.weight.min()) > 0 and float(known.weight.sum()) == pytest.approx(1, abs=1e-4)
+    assert known.few == 10
+    assert Knowledge(weight, None, True, Use(torch.ones(N))).few == 0
+    assert Knowledge(weight, None, True, Use(torch.zeros(N))).weight is None
+
+
+def test_few_types_and_high_loss_are_named() -> None:
+    model = Tied().eval()
+    report = compress(model, min_rows=100, target_ratio=25, calibrate=[text(2, 1)[:, :8]])
+    told = str(report)
+    assert "types; other text may lose more" in told
+    assert "embed: the model will suffer from this loss; try target_ratio=" in told
+    assert "int8 would have ratio" in told
+    better = float(told.split("try target_ratio=")[1].split()[0])
+    assert 2 < better < 25
+    assert "will suffer" not in str(compress(Tied(), min_rows=100, target_ratio=5))
+
+
+def test_explicit_tiers() -> None:
+    model = Tied().eval()
+    tiers = [(100, 64, 24), (900, 16, 8), (500, 1, 1)]
+    report = compress(model, min_rows=100, tiers=tiers)
+    table = model.embed
+    assert isinstance(table, TieredEmbedding) and table.sizes == tiers
+    rows = 100 * 24 * 6 // 8 + 900 * 4 + 1
+    assert report.after == rows + 2 * SIZE * (64 + 16 + 1) + 4  # values in 16 bits, one float
+    assert torch.equal(table(torch.tensor([1000])), table(torch.tensor([N - 1])))
