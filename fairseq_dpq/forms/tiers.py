@@ -232,9 +232,11 @@ class TieredEmbedding(Form):
 
     def forward(self, indices: Tensor) -> Tensor:
         if not torch.jit.is_scripting():
-            found = None if is_tracing() else self._by_library(indices)
+            fast = self._library()
+            found = None if fast is None else fast.lookup(indices)
             if found is not None:
-                return found.to(self.like.dtype)
+                dtype = self._buffers["like"].dtype
+                return found if found.dtype is dtype else found.to(dtype)
         flat = indices.reshape(-1)
         slot = flat if self.tier_of is None else self.slot.index_select(0, flat)
         slot = slot.to(torch.int64)
@@ -246,16 +248,26 @@ class TieredEmbedding(Form):
             out = out.masked_fill((flat == self.padding_idx).unsqueeze(-1), 0.0)
         return out.to(self.like.dtype).view(indices.shape + (self.embedding_dim,))  # noqa: RUF005
 
-    def _by_library(self, indices: Tensor) -> Tensor | None:
-        if any(tier.values.requires_grad for tier in self._coded()):
+    def _library(self) -> native.Tiers | None:
+        """These tiers as the native library takes them, or None where PyTorch must serve."""
+        if is_tracing():
             return None
-        tables = [tier.native_table() for tier in self._coded()]
-        if self._fast is None or not self._fast.serves(tables):
+        fast, dtype = self._fast, torch.float16
+        if self._buffers["like"].dtype is torch.float32:  # type: ignore[union-attr]
+            dtype = torch.float32
+        # Not by their names as attributes: for one id that takes longer than its row.
+        listed: Any = self._modules["tiers"]
+        buffers = [tier._buffers for tier in listed._modules.values()]
+        if fast is None or fast.dtype is not dtype or not fast.serves(buffers):
+            tables = [tier.native_table() for tier in self._coded()]
             if not all(isinstance(table, native.Table) for table in tables):
                 return None
+            if any(tier.values.requires_grad for tier in self._coded()):
+                return None
             slot = None if self.tier_of is None else self.slot
-            self._fast = native.Tiers(tables, self.first, slot, self.padding_idx)
-        return self._fast.lookup(indices)
+            fast = native.Tiers(tables, self.first, slot, self.padding_idx, dtype)
+            self._fast = fast
+        return fast
 
     def _by_tier(self, slot: Tensor) -> Tensor:
         if not len(slot):
@@ -305,17 +317,22 @@ class TieredEmbedding(Form):
 
     def logits(self, h: Tensor) -> Tensor:
         """Logits of each tier from its codes, in the order of ids, plus the correction."""
-        parts = []
-        for i, tier in enumerate(self._coded()):
-            part = tier.logits(h)
-            rows = self.sizes[i][0]
-            parts.append(part.expand(*part.shape[:-1], rows) if self.shared[i] else part)
-        out = torch.cat(parts, -1)
+        fast = self._library()
+        out = None if fast is None else fast.logits(h)
+        if out is None:
+            parts = []
+            for i, tier in enumerate(self._coded()):
+                part = tier.logits(h)
+                rows = self.sizes[i][0]
+                parts.append(part.expand(*part.shape[:-1], rows) if self.shared[i] else part)
+            out = torch.cat(parts, -1)
         if self.tier_of is not None:
             out = out.index_select(-1, self.slot)
         if self.padding_idx is not None:
             out[..., self.padding_idx] = 0
-        return out if self.correction is None else out + self.correction.to(out.dtype)
+        if self.correction is not None:
+            out = out.add_(self.correction)
+        return out.to(h.dtype)
 
     def with_rows(self, rows: Tensor) -> TieredEmbedding:
         """The new rows join the first tier, which has the most bits; their correction is zero."""

@@ -31,9 +31,9 @@ FLAGS = (
 )
 X86_VARIANTS: dict[str, tuple[str, ...]] = {
     "baseline": (),
-    "avx2": ("-mavx2", "-mbmi2"),
+    "avx2": ("-mavx2", "-mbmi2", "-mf16c"),
     "avx512": (
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mbmi2"),
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mbmi2", "-mf16c"),
         "-mprefer-vector-width=512",
     ),
 }

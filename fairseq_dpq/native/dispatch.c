@@ -1,5 +1,8 @@
 /* The exported functions: arguments are checked here, once per call; kernels trust them. */
 #include <stdlib.h>
+#ifdef DPQ_X86_VARIANTS
+#include <cpuid.h>
+#endif
 
 #include "internal.h"
 
@@ -19,7 +22,9 @@ static const dpq_kernels *kernels(void) {
     __builtin_cpu_init();
     const char *wanted = getenv("FAIRSEQ_DPQ_NATIVE_VARIANT");
     int level = !wanted ? 2 : strcmp(wanted, "baseline") == 0 ? 0 : strcmp(wanted, "avx2") == 0 ? 1 : 2;
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+    unsigned a, b, c = 0, d;
+    int f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && f16c;
     int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (level > 0 && avx2) found = &dpq_kernels_avx2;
@@ -77,7 +82,7 @@ int64_t dpq_lookup(const dpq_table *table, const void *indices, int64_t count, i
     const dpq_kernels *set = kernels();
     int64_t bad = set->check_indices(indices, count, index_bytes, table->n);
     if (bad >= 0) return -1 - bad;
-    dpq_lookup_job job = {table, indices, out, index_bytes};
+    dpq_lookup_job job = {table, indices, out, index_bytes, 0};
     int64_t grain = GRAIN_BYTES / (table->D * table->size * dpq_element_bytes(table)) + 1;
     return dpq_parallel(set->lookup, &job, count, grain, threads);
 }
@@ -123,7 +128,7 @@ static int64_t lookup_in_tiers(const void *argument, int64_t start, int64_t stop
         }
         int64_t place = place_of(tiers, index, &table);
         if (place < 0) return DPQ_BAD_TABLE;
-        dpq_lookup_job one = {table, (const uint8_t *)&place, out, 8};
+        dpq_lookup_job one = {table, (const uint8_t *)&place, out, 8, tiers->widened};
         int64_t code = job->lookup(&one, 0, 1);
         if (code) return code < 0 ? code : 1 + index;
     }
@@ -140,10 +145,12 @@ int64_t dpq_lookup_tiers(const dpq_tiers *tiers, const void *indices, int64_t co
     if (bad >= 0) return -1 - bad;
     const dpq_table *one = tiers->tables[0];
     int64_t bytes = one->D * one->size * dpq_element_bytes(one);
-    for (int32_t t = 1; t < tiers->count; t++) {
+    for (int32_t t = 0; t < tiers->count; t++) {
         const dpq_table *other = tiers->tables[t];
         if (other->D * other->size * dpq_element_bytes(other) != bytes) return DPQ_BAD_TABLE;
+        if (tiers->widened && other->value_type != DPQ_FLOAT16) return DPQ_BAD_TABLE;
     }
+    if (tiers->widened) bytes *= 2;
     tiers_job job = {tiers, indices, out, bytes, set->lookup, index_bytes};
     return dpq_parallel(lookup_in_tiers, &job, count, GRAIN_BYTES / bytes + 1, threads);
 }
@@ -156,9 +163,9 @@ static void interleave(const float *h, int64_t lanes, int64_t d, int64_t width, 
 }
 
 int64_t dpq_logits(const dpq_table *table, const float *h, int64_t batch, float *out,
-                   int32_t threads) {
+                   int64_t pitch, int32_t threads) {
     if (batch <= 0 || table->n == 0) return 0;
-    if (!h || !out) return DPQ_BAD_TABLE;
+    if (!h || !out || pitch < table->n) return DPQ_BAD_TABLE;
     const dpq_kernels *set = kernels();
     int64_t d = table->D * table->size, n = table->n, codes = table->largest + 1;
     int permute = set->logits_permute && table->code_bytes < 2 && codes <= 64;
@@ -183,7 +190,7 @@ int64_t dpq_logits(const dpq_table *table, const float *h, int64_t batch, float 
         for (int64_t from = 0; from < table->D && !result; from += tile) {
             int64_t to = from + tile < table->D ? from + tile : table->D;
             dpq_partial_job sums = {table, side, partial, from, to, lanes, width, 0, 0, 0};
-            dpq_logits_job job = {table, partial, out + b * n, from, to, lanes, floats, 0};
+            dpq_logits_job job = {table, partial, out + b * pitch, pitch, from, to, lanes, floats, 0};
             if (permute) {
                 sums.group_pitch = job.pitch = codes;
                 sums.code_pitch = 1;
@@ -202,7 +209,7 @@ int64_t dpq_logits(const dpq_table *table, const float *h, int64_t batch, float 
     free(partial);
     free(side);
     if (!result && table->padding >= 0) {
-        for (int64_t b = 0; b < batch; b++) out[b * n + table->padding] = 0;
+        for (int64_t b = 0; b < batch; b++) out[b * pitch + table->padding] = 0;
     }
     return result;
 }

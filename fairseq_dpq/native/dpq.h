@@ -64,17 +64,18 @@ typedef struct {
     int64_t n;
     int64_t padding; /* the row that is all zeros, or -1 */
     int32_t count;
+    int32_t widened; /* 1: rows are written as float32; all values are float16 then */
 } dpq_tiers;
 
 /* As dpq_lookup. Of a table of a single row, all rows are that one. */
 DPQ_EXPORT int64_t dpq_lookup_tiers(const dpq_tiers *tiers, const void *indices, int64_t count,
                                     int32_t index_bytes, void *out, int32_t threads);
 
-/* out (batch, n) = h (batch, D * size) times the transposed table, all float32. Per group the
- * products of h with the value rows are summed once, dimension by dimension; a logit is the sum of
+/* out (batch, n), rows `pitch` floats apart, = h (batch, D * size) times the transposed table, all
+ * float32. Per group the products of h with the value rows are summed once, dimension by dimension; a logit is the sum of
  * D of them, group by group. */
 DPQ_EXPORT int64_t dpq_logits(const dpq_table *table, const float *h, int64_t batch, float *out,
-                              int32_t threads);
+                              int64_t pitch, int32_t threads);
 
 typedef struct {
     const float *query;   /* (tokens, D, key_dim), rows `stride` floats apart */

@@ -34,6 +34,7 @@ typedef struct {
     const uint8_t *indices;
     uint8_t *out;
     int32_t index_bytes;
+    int32_t widened; /* write float32; values are float16 then */
 } dpq_lookup_job;
 
 typedef struct {
@@ -49,7 +50,8 @@ typedef struct {
 typedef struct {
     const dpq_table *table;
     const float *partial;
-    float *out; /* (lanes, n) */
+    float *out; /* (lanes, n), rows out_pitch floats apart */
+    int64_t out_pitch;
     int64_t from, to;
     int64_t lanes;
     int64_t width; /* floats per code in partial; unused by the permuting kernel */
@@ -131,6 +133,22 @@ static inline int64_t dpq_index(const uint8_t *indices, int64_t i, int32_t bytes
     int32_t index;
     memcpy(&index, indices + 4 * i, 4);
     return index;
+}
+
+static inline float dpq_half_to_float(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff, word;
+    float value;
+    if (rest >= 0x7c00) { /* infinity or NaN */
+        word = sign | 0x7f800000 | (rest & 0x3ff) << 13;
+    } else if (rest >= 0x400) {
+        word = sign | ((rest << 13) + 0x38000000);
+    } else { /* subnormal: rest * 2^-24 is exact */
+        value = (float)rest * 0x1p-24f;
+        memcpy(&word, &value, 4);
+        word |= sign;
+    }
+    memcpy(&value, &word, 4);
+    return value;
 }
 
 static inline int64_t dpq_element_bytes(const dpq_table *table) {

@@ -22,7 +22,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "dpq_prepare": [_POINTER],
     "dpq_lookup": [_POINTER, _POINTER, _INT64, _INT32, _POINTER, _INT32],
     "dpq_lookup_tiers": [_POINTER, _POINTER, _INT64, _INT32, _POINTER, _INT32],
-    "dpq_logits": [_POINTER, _POINTER, _INT64, _POINTER, _INT32],
+    "dpq_logits": [_POINTER, _POINTER, _INT64, _POINTER, _INT64, _INT32],
     "dpq_codes": [_POINTER, _INT32],
     "dpq_softmax_gradients": [_POINTER, _INT32],
     "dpq_nearest": [_POINTER, _INT32],
@@ -51,7 +51,7 @@ class TiersStruct(ctypes.Structure):
     _fields_ = [
         *[(name, _POINTER) for name in ("tables", "first", "slot")],
         *[(name, _INT64) for name in ("n", "padding")],
-        ("count", _INT32),
+        *[(name, _INT32) for name in ("count", "widened")],
     ]
 
 

@@ -3,22 +3,6 @@
  * every kernel here gives the same bits. */
 #include "internal.h"
 
-static inline float half_to_float(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff, word;
-    float value;
-    if (rest >= 0x7c00) { /* infinity or NaN */
-        word = sign | 0x7f800000 | (rest & 0x3ff) << 13;
-    } else if (rest >= 0x400) {
-        word = sign | ((rest << 13) + 0x38000000);
-    } else { /* subnormal: rest * 2^-24 is exact */
-        value = (float)rest * 0x1p-24f;
-        memcpy(&word, &value, 4);
-        word |= sign;
-    }
-    memcpy(&value, &word, 4);
-    return value;
-}
-
 static inline __attribute__((always_inline)) float value_at(const uint8_t *values, int64_t i,
                                                             int type) {
     float value;
@@ -28,7 +12,7 @@ static inline __attribute__((always_inline)) float value_at(const uint8_t *value
     }
     uint16_t half;
     memcpy(&half, values + 2 * i, 2);
-    if (type == DPQ_FLOAT16) return half_to_float(half);
+    if (type == DPQ_FLOAT16) return dpq_half_to_float(half);
     uint32_t word = (uint32_t)half << 16;
     memcpy(&value, &word, 4);
     return value;
@@ -115,7 +99,7 @@ SUMS(1) SUMS(4) SUMS(8) SUMS(16)
 int64_t DPQ_NAME(dpq_logits_rows)(const void *argument, int64_t start, int64_t stop) {
     const dpq_logits_job *job = argument;
     const dpq_table *table = job->table;
-    int64_t count = job->to - job->from, n = table->n;
+    int64_t count = job->to - job->from, pitch = job->out_pitch;
     uint16_t codes[ROWS][DPQ_TILE];
     memset(codes, 0, sizeof codes);
     for (int64_t row = start; row < stop; row += ROWS) {
@@ -125,7 +109,7 @@ int64_t DPQ_NAME(dpq_logits_rows)(const void *argument, int64_t start, int64_t s
             if (row + r == table->padding) memset(codes[r], 0, sizeof codes[r]);
             else if (!codes_of(job, row + r, codes[r])) return 1 + row + r;
             if (job->from) {
-                for (int64_t b = 0; b < job->lanes; b++) sums[r][b] = job->out[b * n + row + r];
+                for (int64_t b = 0; b < job->lanes; b++) sums[r][b] = job->out[b * pitch + row + r];
             }
         }
         switch (job->width) {
@@ -135,7 +119,7 @@ int64_t DPQ_NAME(dpq_logits_rows)(const void *argument, int64_t start, int64_t s
             default: sums16(job->partial, job->pitch, count, codes, sums);
         }
         for (int64_t b = 0; b < job->lanes; b++) {
-            for (int64_t r = 0; r < rows; r++) job->out[b * n + row + r] = sums[r][b];
+            for (int64_t r = 0; r < rows; r++) job->out[b * pitch + row + r] = sums[r][b];
         }
     }
     return 0;

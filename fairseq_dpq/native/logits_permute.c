@@ -116,13 +116,13 @@ int64_t DPQ_NAME(dpq_logits_permute)(const void *argument, int64_t start, int64_
         for (int64_t b = 0; b < job->lanes; b += 4) {
             int64_t lanes = job->lanes - b < 4 ? job->lanes - b : 4;
             float sums[4][BLOCK] = {{0}};
-            float *out = job->out + b * n + row;
+            float *out = job->out + b * job->out_pitch + row;
             size_t bytes = (size_t)live * sizeof(float);
             if (from) {
-                for (int64_t i = 0; i < lanes; i++) memcpy(sums[i], out + i * n, bytes);
+                for (int64_t i = 0; i < lanes; i++) memcpy(sums[i], out + i * job->out_pitch, bytes);
             }
             sum_block(columns, job->partial + b * lane_pitch, lane_pitch, count, lanes, large, sums);
-            for (int64_t i = 0; i < lanes; i++) memcpy(out + i * n, sums[i], bytes);
+            for (int64_t i = 0; i < lanes; i++) memcpy(out + i * job->out_pitch, sums[i], bytes);
         }
     }
     return 0;

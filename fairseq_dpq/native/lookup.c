@@ -1,5 +1,8 @@
 /* Lookup: the value rows of a row's codes, copied one after the other. */
 #include "internal.h"
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 #define AHEAD 12 /* rows whose codes are fetched ahead */
 
@@ -60,7 +63,8 @@ static void copy_groups(const dpq_table *table, const uint8_t *codes, int wide, 
     int64_t step = table->step;
     int64_t bytes = table->size * dpq_element_bytes(table);
     switch (bytes) {
-        CASE(2) CASE(4) CASE(8) CASE(16) CASE(32) CASE(64)
+        CASE(2) CASE(4) CASE(6) CASE(8) CASE(10) CASE(12) CASE(14) CASE(16) CASE(20) CASE(24)
+        CASE(32) CASE(48) CASE(64)
         default:
             for (int64_t j = 0; j < count; j++) {
                 int64_t code = wide ? code16(codes, j) : codes[j];
@@ -83,14 +87,32 @@ static inline const uint8_t *codes_of(const dpq_table *table, const uint8_t *row
     return (const uint8_t *)own;
 }
 
+/* A row of `d` float16 in the second half of its float32 row, widened: what is written never passes
+ * what is still to be read. */
+static void widen(uint8_t *row, int64_t d) {
+    const uint8_t *halves = row + 2 * d;
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + 8 <= d; i += 8) {
+        __m128i eight = _mm_loadu_si128((const __m128i *)(halves + 2 * i));
+        _mm256_storeu_ps((float *)(row + 4 * i), _mm256_cvtph_ps(eight));
+    }
+#endif
+    for (; i < d; i++) {
+        float value = dpq_half_to_float(code16(halves, i));
+        memcpy(row + 4 * i, &value, 4);
+    }
+}
+
 int64_t DPQ_NAME(dpq_lookup_rows)(const void *argument, int64_t start, int64_t stop) {
     const dpq_lookup_job *job = argument;
     const dpq_table *table = job->table;
     int64_t D = table->D, value_bytes = table->size * dpq_element_bytes(table);
     int wide = table->code_bytes ? table->code_bytes == 2 : table->largest > 255;
-    uint8_t *out = job->out + start * D * value_bytes;
+    int64_t row_bytes = D * value_bytes * (job->widened ? 2 : 1);
+    uint8_t *out = job->out + start * row_bytes;
     int64_t lines = table->row_bytes < 256 ? table->row_bytes : 256;
-    for (int64_t i = start; i < stop; i++, out += D * value_bytes) {
+    for (int64_t i = start; i < stop; i++, out += row_bytes) {
         if (i + AHEAD < stop) {
             int64_t next = dpq_index(job->indices, i + AHEAD, job->index_bytes);
             const uint8_t *row = table->codes + next * table->row_bytes;
@@ -99,10 +121,11 @@ int64_t DPQ_NAME(dpq_lookup_rows)(const void *argument, int64_t start, int64_t s
         }
         int64_t index = dpq_index(job->indices, i, job->index_bytes);
         if (index == table->padding) {
-            memset(out, 0, (size_t)(D * value_bytes));
+            memset(out, 0, (size_t)row_bytes);
             continue;
         }
         const uint8_t *row = table->codes + index * table->row_bytes;
+        uint8_t *values = out + row_bytes - D * value_bytes;
         for (int64_t from = 0; from < D; from += DPQ_TILE) {
             int64_t count = D - from < DPQ_TILE ? D - from : DPQ_TILE;
             uint16_t own[DPQ_TILE];
@@ -112,8 +135,9 @@ int64_t DPQ_NAME(dpq_lookup_rows)(const void *argument, int64_t start, int64_t s
                       : dpq_exceeds8(table, codes, from, count))) {
                 return 1 + index;
             }
-            copy_groups(table, codes, wide, from, count, out + from * value_bytes);
+            copy_groups(table, codes, wide, from, count, values + from * value_bytes);
         }
+        if (job->widened) widen(out, D * table->size);
     }
     return 0;
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -78,39 +78,33 @@ class Table(BufferGuard):
             return None
         found = _look_up(self._lookup, self._address, self._values, self.d, indices)
         if isinstance(found, int):
-            self._raise(found, indices)
+            _raise(found, indices, self.n)
         return found  # type: ignore[return-value]
 
     def logits(self, h: Tensor) -> Tensor | None:
         """h (..., d) times the transposed table: (..., n), in h's dtype, summed in float32."""
-        if h.dtype not in VALUE_TYPES or not h.dim() or h.shape[-1] != self.d:
+        rows = None if self._of_values.requires_grad else _states(h, self.d)
+        if rows is None:
             return None
-        if (
-            not h.is_cpu
-            or not has_memory(h)
-            or self._of_values.requires_grad
-            or (h.requires_grad and torch.is_grad_enabled())
-        ):
-            return None
-        try:
-            rows = aligned(h.detach().float())
-            out = rows.new_empty((*h.shape[:-1], self.n))
-            batch = rows.numel() // self.d
-            threads = torch.get_num_threads()
-            code = self._logits(self._address, rows.data_ptr(), batch, out.data_ptr(), threads)
-        except RuntimeError:
-            return None
-        if code:
-            self._raise(code, None)
+        out = rows.new_empty((*h.shape[:-1], self.n))
+        self.write_logits(rows, out, 0)
         return out.to(h.dtype)
 
-    def _raise(self, code: int, indices: Tensor | None) -> None:
-        _raise(code, indices, self.n)
+    def write_logits(self, rows: Tensor, out: Tensor, first: int) -> None:
+        """Logits of `rows`, as `_states` gives them, into the columns of `out` from `first` on."""
+        batch, pitch = rows.numel() // self.d, out.shape[-1]
+        if first + self.n > pitch or out.numel() != batch * pitch or not out.is_contiguous():
+            raise ValueError(f"{self.n} columns from {first} on do not fit {tuple(out.shape)}")
+        at, threads = out.data_ptr() + 4 * first, torch.get_num_threads()
+        code = self._logits(self._address, rows.data_ptr(), batch, at, pitch, threads)
+        if code:
+            _raise(code, None, self.n)
 
 
 class Tiers:
-    """Looks rows up in several tables, each of which has the next rows of one order. `slot` (n,)
-    int32 is the place of each row in it, None where that is its own.
+    """Looks rows up in several tables, each of which has the next rows of one order, and computes
+    their logits. `slot` (n,) int32 is the place of each row in it, None where that is its own.
+    Rows are of `dtype`: the values' own, or float32 where these are float16.
 
     The tables and `slot` are kept alive, because the library reads them.
     """
@@ -121,6 +115,7 @@ class Tiers:
         first: Sequence[int],
         slot: Tensor | None,
         padding_idx: int | None,
+        dtype: torch.dtype,
     ) -> None:
         lib = library.load()
         assert lib is not None
@@ -131,6 +126,10 @@ class Tiers:
         n = first[-1]
         if slot is not None and (slot.dtype is not _INT32 or slot.shape != (n,)):
             raise ValueError(f"slot: expected {n} numbers of type int32")
+        stored = {table._values.dtype for table in tables}
+        widened = stored == {torch.float16} and dtype is torch.float32
+        if stored != {dtype} and not widened:
+            raise ValueError(f"values of {stored} cannot be rows of {dtype}")
         self.tables, self._slot = list(tables), None if slot is None else aligned(slot)
         self._pointers = (ctypes.c_void_p * len(tables))(*[table._address for table in tables])
         self._first = (ctypes.c_int64 * len(first))(*first)
@@ -141,24 +140,54 @@ class Tiers:
             n=n,
             padding=-1 if padding_idx is None else padding_idx,
             count=len(tables),
+            widened=widened,
         )
         self._address = ctypes.addressof(self._struct)
         self._lookup = lib.dpq_lookup_tiers
-        self.n = n
+        self._like = torch.empty(0, dtype=dtype)
+        self._guards = [(t._of_codes, t._codes_at, t._of_values, t._values_at) for t in tables]
+        self.n, self.d, self.dtype = n, tables[0].d, dtype
 
-    def serves(self, tables: Sequence[Any]) -> bool:
-        """Whether it was made for these tables."""
-        return all(mine is other for mine, other in zip(self.tables, tables))
+    def serves(self, buffers: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether it was made for the codes and values of these tiers, and none is in training."""
+        # In one loop without a call for each: one id must not take much longer than in one table.
+        for (codes, codes_at, values, values_at), own in zip(self._guards, buffers):
+            if own["codes"] is not codes or own["values"] is not values or values.requires_grad:
+                return False
+            if codes.data_ptr() != codes_at or values.data_ptr() != values_at:
+                return False
+        return True
 
     def lookup(self, indices: Tensor) -> Tensor | None:
         """The rows of indices of any shape."""
-        if any(table._of_values.requires_grad for table in self.tables):
-            return None
-        first = self.tables[0]
-        found = _look_up(self._lookup, self._address, first._values, first.d, indices)
+        found = _look_up(self._lookup, self._address, self._like, self.d, indices)
         if isinstance(found, int):
             _raise(found, indices, self.n)
         return found  # type: ignore[return-value]
+
+    def logits(self, h: Tensor) -> Tensor | None:
+        """h (..., d) times the transposed table, float32, in the order of the tiers: (..., n)."""
+        rows = _states(h, self.d)
+        if rows is None:
+            return None
+        out = rows.new_empty((*h.shape[:-1], self.n))
+        for table, first, end in zip(self.tables, self._first, self._first[1:]):
+            if table.n == end - first:
+                table.write_logits(rows, out, first)
+            else:  # all its rows are one
+                one = rows.new_empty((*h.shape[:-1], 1))
+                table.write_logits(rows, one, 0)
+                out[..., first:end] = one
+        return out
+
+
+def _states(h: Tensor, d: int) -> Tensor | None:
+    """h (..., d) in float32 as the library reads it, or None where it cannot serve."""
+    if h.dtype not in VALUE_TYPES or not h.dim() or h.shape[-1] != d or not h.is_cpu:
+        return None
+    if (h.requires_grad and torch.is_grad_enabled()) or not has_memory(h):
+        return None
+    return aligned(h.detach().float())
 
 
 def _look_up(

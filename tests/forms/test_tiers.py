@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -81,7 +84,7 @@ def test_lookup_is_that_of_pytorch(in_order: bool, library: bool, monkeypatch) -
     form = tiered(in_order)
     dense = form.dense()
     if not library:
-        monkeypatch.setattr(TieredEmbedding, "_by_library", lambda self, indices: None)
+        monkeypatch.setattr(TieredEmbedding, "_library", lambda self: None)
     generator = torch.Generator().manual_seed(2)
     for shape in ((1,), (7, 3), (2, 400), (0,)):
         ids = torch.randint(N, shape, generator=generator)
@@ -94,6 +97,28 @@ def test_lookup_is_that_of_pytorch(in_order: bool, library: bool, monkeypatch) -
     assert torch.equal(torch.jit.script(form)(torch.arange(N)), dense)
     exported = torch.export.export(form, (torch.arange(40),)).module()
     assert torch.equal(exported(torch.arange(40)), dense[:40])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_and_logits_in_the_dtype_of_the_model(dtype: torch.dtype) -> None:
+    """Values stay float16; the library widens them to float32 as it copies them."""
+    form = tiered(False).to(dtype)
+    form.correction = torch.linspace(-1, 1, N).half()
+    ids = torch.arange(N)
+    fast = form(ids)
+    h = torch.randn(5, DIM, generator=torch.Generator().manual_seed(3)).to(dtype)
+    logits = form.logits(h)
+    assert fast.dtype == logits.dtype == dtype and form.tiers[0].values.dtype == torch.float16
+    with monkeypatched_library():
+        assert torch.equal(fast, form(ids))
+        assert torch.allclose(logits.float(), form.logits(h).float(), atol=0.05)
+
+
+@contextlib.contextmanager
+def monkeypatched_library() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TieredEmbedding, "_library", lambda self: None)
+        yield
 
 
 def test_gradients_reach_values_by_lookup_and_logits() -> None:

@@ -45,6 +45,39 @@ static void expect(int good, const char *what) {
     fprintf(stderr, "wrong: %s\n", what);
 }
 
+/* The same table twice, and its first row for some more: rows are those of the table itself. */
+static void fuzz_tiers(const dpq_table *table, const uint8_t *indices, int64_t count, int32_t width,
+                       int32_t threads, int64_t bad, int damaged) {
+    int64_t n = table->n, d = table->D * table->size;
+    if (!n) return;
+    dpq_table single = *table;
+    single.n = 1, single.padding = -1;
+    const dpq_table *tables[] = {table, &single, table};
+    int64_t first[] = {0, n, n + 3, 2 * n + 3};
+    int32_t *slot = malloc((size_t)(2 * n + 3) * sizeof *slot);
+    for (int64_t i = 0; i < 2 * n + 3; i++) slot[i] = (int32_t)(2 * n + 2 - i);
+    dpq_tiers tiers = {.tables = tables, .first = first, .slot = below(2) ? slot : NULL,
+                       .n = 2 * n + 3, .padding = below(2) ? below(n) : -1, .count = 3,
+                       .widened = (int32_t)below(2)};
+    int fits = !tiers.widened || table->value_type == DPQ_FLOAT16;
+    int64_t element = table->value_type == DPQ_FLOAT32 || tiers.widened ? 4 : 2;
+    uint8_t *out = malloc((size_t)(count * d * element + 1));
+    int64_t code = dpq_lookup_tiers(&tiers, indices, count, width, out, threads);
+    int past = bad >= 0 && dpq_lookup_tiers(&tiers, indices, bad, width, out, threads) >= 0;
+    if (!fits) expect(!count || code == DPQ_BAD_TABLE || (bad >= 0 && code == -1 - bad), "widened");
+    else if (bad >= 0) expect(past || damaged, "tiers before a bad index");
+    else expect(damaged ? code >= 0 && code <= 2 * n + 3 : code == 0, "tiers");
+    if (n > 1) {
+        slot[0] = (int32_t)(2 * n + 3); /* a place that is not there */
+        tiers.slot = slot, tiers.widened = 0, tiers.padding = -1;
+        int64_t zero = 0;
+        uint8_t *row = malloc((size_t)(d * 4));
+        expect(dpq_lookup_tiers(&tiers, &zero, 1, 8, row, 1) == DPQ_BAD_TABLE, "slot");
+        free(row);
+    }
+    free(out), free(slot);
+}
+
 static void fuzz_table(void) {
     int64_t D = PICK(1, 2, 3, 7, 8, 16, 17, 65, 300), n = PICK(0, 1, 2, 15, 64, 65, 130);
     int64_t most = PICK(1, 2, 5, 32, 33, 64, 200, 256, 300, 4000), size = PICK(1, 2, 3, 4, 8, 16, 33);
@@ -105,8 +138,10 @@ static void fuzz_table(void) {
     expect(bad >= 0 ? code == -1 - bad : damaged ? code >= 0 && code <= n : code == 0, "lookup");
     int64_t batch = PICK(0, 1, 2, 4, 5, 16, 17);
     float *h = floats(batch * D * size), *logits = malloc((size_t)(batch * n + 1) * sizeof(float));
-    code = dpq_logits(&table, h, batch, logits, threads);
+    expect(!batch || !n || dpq_logits(&table, h, batch, logits, n - 1, 1) == DPQ_BAD_TABLE, "pitch");
+    code = dpq_logits(&table, h, batch, logits, n, threads);
     expect(damaged ? code >= 0 && code <= n : code == 0, "logits");
+    fuzz_tiers(&table, indices, count, width, threads, bad, damaged);
     table.value_rows = first[D - 1] + last[D - 1];
     expect(dpq_prepare(&table) == DPQ_BAD_TABLE, "too few values");
     free(h), free(logits), free(out), free(indices), free(values), free(codes);
