@@ -235,7 +235,7 @@ class TieredEmbedding(Form):
             fast = self._library()
             found = None if fast is None else fast.lookup(indices)
             if found is not None:
-                dtype = self._buffers["like"].dtype
+                dtype = self._buffers["like"].dtype  # type: ignore[union-attr]
                 return found if found.dtype is dtype else found.to(dtype)
         flat = indices.reshape(-1)
         slot = flat if self.tier_of is None else self.slot.index_select(0, flat)
