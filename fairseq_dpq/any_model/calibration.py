@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_dpq.any_model.scaled import ScaledEmbedding
+from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.choosing_tiers import id_order
 from fairseq_dpq.model import EmbeddingTable
 
 Counts = Union[Tensor, Mapping[str, Tensor]]
 _STATES = 8192  # hidden states that are kept
-_JUDGED = 4096  # of these, those whose output distribution is computed
+_JUDGED = 4096  # of these, those whose output distribution is computed; fewer for large tables
+_PRODUCTS = 1 << 37  # of a state and a table that this may take
 _NUMBERS = 1 << 23  # logits held at once
 # Share of the order of ids among what is known of use, with and without a tied output; without one
 # the power of use, too. Chosen on SmolLM2's first test texts and on the training half of MRPC.
@@ -85,7 +87,8 @@ class Knowledge:
             self.spread = spread.double()
             spread = spread * (d / spread.trace().clamp_min(1e-30))
             self.metric = (1 - _PLAIN) * spread + _PLAIN * torch.eye(d, device=device)
-            self._states = hidden[:: -(-len(hidden) // _JUDGED)]
+            judged = min(_JUDGED, max(256, _PRODUCTS // weight.numel()))
+            self._states = hidden[:: -(-len(hidden) // judged)]
             self.bias = None if bias is None else bias.detach().float()
             self.share, _ = self._probabilities(weight.detach().float())
             count = (count + self.share) / 2
@@ -94,33 +97,33 @@ class Knowledge:
         if not tied:  # rare words say more of a text than of its next word
             self.weight = self.weight.pow(_UNTIED_POWER)
 
-    def _probabilities(
-        self, table: Tensor, other: Tensor | None = None, added: Tensor | None = None
-    ) -> tuple[Tensor, float]:
-        """The mean probability of each row (n,) as the output of a table, and the mean divergence
-        (KL) of the outputs of an `other` table, whose logits get something `added`."""
+    def _probabilities(self, table: Tensor, form: Form | None = None) -> tuple[Tensor, float]:
+        """The mean probability of each row (n,) as the output of a table, or of a `form` of it, and
+        the mean divergence (KL) of the form's outputs from the table's."""
         assert self._states is not None
         total, divergence = torch.zeros(len(table), device=table.device), 0.0
         for h in self._states.split(max(1, _NUMBERS // len(table))):
             known = nn.functional.linear(h, table, self.bias).log_softmax(1)
             share = known.exp()
-            if other is not None:
-                logits = nn.functional.linear(h, other, self.bias)
-                found = (logits if added is None else logits + added).log_softmax(1)
+            if form is not None:
+                logits = form.logits(h)
+                found = (logits if self.bias is None else logits + self.bias).log_softmax(1)
                 divergence += float((share * (known - found)).sum())
                 share = found.exp()
             total += share.sum(0)
         return total / len(self._states), divergence / len(self._states)
 
     @torch.no_grad()
-    def correction(self, table: Tensor, other: Tensor) -> tuple[Tensor, float]:
-        """What to add to the logits of the `other` table, so that each row is as probable as it
-        was in the mean, and the divergence that is left."""
-        assert self.share is not None
-        found, _ = self._probabilities(table, other)
+    def correct(self, form: Form, table: Tensor) -> None:
+        """Correct the logits of a form of a table, so that each row is as probable as it was in the
+        mean, if the outputs are known; note the divergence that is left."""
+        if self.share is None:
+            return
+        table = table.detach().float()
+        found, _ = self._probabilities(table, form)
         least = 0.015 / len(table)  # of rows that are too rare to tell
-        added = ((self.share + least) / (found + least)).log().half()
-        return added, self._probabilities(table, other, added.float())[1]
+        form.correction = ((self.share + least) / (found + least)).log().half()
+        _, self.divergence = self._probabilities(table, form)
 
 
 @torch.no_grad()

@@ -194,8 +194,7 @@ def _tiered_plan(
         form = TieredEmbedding.from_table(
             full, pad, ratio=ratio, tiers=tiers, corrected=corrected, progress=one, **how
         )
-        if corrected:
-            form.correction, known.divergence = known.correction(full.float(), form.dense().float())
+        known.correct(form, full)
         return form, form
 
     return make
@@ -292,7 +291,7 @@ def _naming(found: EmbeddingTable) -> Iterator[None]:
 def _check_weight(weight: Tensor) -> None:
     if weight.device.type == "meta":
         raise ValueError("the table is on the meta device; load its weights first")
-    if not bool(torch.isfinite(weight).all()):
+    if not all(bool(torch.isfinite(part).all()) for part in weight.split(1 << 13)):
         raise ValueError("the table holds NaN or infinite numbers")
 
 

@@ -117,8 +117,8 @@ def quantize_state(
             try:
                 FORMS[kind].check(table.embedding_dim, options.format(decoder), **own)
                 form = FORMS[kind].from_table(full, pad, seed=seed, progress=report, **own)
-                if known is not None and known.share is not None:
-                    form.correction = known.correction(full.float(), form.dense().float())[0]
+                if known is not None:
+                    known.correct(form, full)
             except ValueError as error:
                 raise CheckpointError(f"{path}: {error}") from error
             tensors = form.state_dict()

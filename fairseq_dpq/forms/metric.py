@@ -42,30 +42,43 @@ def metric_gain(metric: Tensor, spread: Tensor) -> float:
     return float(roots.pow(2).mean() * spread.double().trace() / energy)
 
 
+def weighted_mean(table: Tensor, share: Tensor, rows: Tensor | None = None) -> Tensor:
+    """The mean (d,) of the rows of a table, all or some, by their shares."""
+    total = torch.zeros(table.shape[1], device=table.device)
+    for start in range(0, len(share), _ROWS):
+        part = slice(start, start + _ROWS)
+        total += share[part] @ (table[part] if rows is None else table[rows[part]]).float()
+    return total
+
+
 @torch.no_grad()
 def quantize_in_metric(
     table: Tensor,
     K: int,
     D: int,
+    own: Tensor | None = None,
     *,
     weight: Tensor | None = None,
     metric: Tensor | None = None,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Codes (n, D) and float16 values (D, K, d/D) of a table (n, d).
+    """Codes (n, D) and float16 values (D, K, d/D) of a table (n, d), or of its `own` rows.
 
     `metric` (d, d) says what an error e of a row costs, e' M e; None for the plain square. Codes
     are chosen as GPTQ (arXiv 2210.17323) and GPTVQ (arXiv 2402.15319) do it for the weights of a
     linear layer. `progress` is called 2 D times.
     """
-    n, d = table.shape
+    d = table.shape[1]
+    if own is None:
+        own = torch.arange(len(table), device=table.device)
+    n = len(own)
     factors = None if metric is None else _factors(metric, D)
-    rows, counted = table, weight
+    fitted, counted = own, weight
     if n > _FITTED:
         some = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:_FITTED]
         some = some.to(table.device)
-        rows, counted = table[some], None if weight is None else weight[some]
+        fitted, counted = own[some], None if weight is None else weight[some]
 
     def fit(j: int, points: Tensor) -> Tensor:
         if progress is not None:
@@ -76,12 +89,13 @@ def quantize_in_metric(
         return kmeans(one, K, weight=counted, iterations=_ROUNDS, seed=seed + j)[0]
 
     values = torch.empty(D, K, d // D, dtype=torch.float16, device=table.device)
-    _encode(rows.float(), values, factors, fit)
+    _encode(table[fitted].float(), values, factors, fit)
     codes = torch.empty(n, D, dtype=code_dtype(K), device=table.device)
     done = 0
     for start in range(0, n, _ROWS):
         part = slice(start, start + _ROWS)
-        codes[part] = _encode(table[part].float(), values, factors, None).to(codes.dtype)
+        rows = table[own[part]].float()
+        codes[part] = _encode(rows, values, factors, None).to(codes.dtype)
         while progress is not None and done < D * min(n, start + _ROWS) // n:
             progress(1)
             done += 1

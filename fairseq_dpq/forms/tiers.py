@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from fairseq_dpq import native
 from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings
 from fairseq_dpq.forms.choosing_tiers import Tier, check_tiers, choose_tiers, id_order, of_tier
-from fairseq_dpq.forms.metric import metric_gain, quantize_in_metric
+from fairseq_dpq.forms.metric import metric_gain, quantize_in_metric, weighted_mean
 from fairseq_dpq.forms.packing import check_range
 from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.forms.product_layout import product_layout
@@ -120,7 +119,7 @@ class TieredEmbedding(Form):
         if padding_idx is not None:
             weight = weight.clone()
             weight[padding_idx] = 0
-        center = (table.float() * (weight / weight.sum()).unsqueeze(1)).sum(0)
+        center = weighted_mean(table, weight / weight.sum())
         cost = torch.empty(n, device=table.device)
         for rows, part in zip(cost.split(_ROWS), table.split(_ROWS)):
             apart = part.float() - center
@@ -150,15 +149,14 @@ class TieredEmbedding(Form):
                 made.tier_of[own.cpu()] = i
             known = weight[own]
             if K == 1:
-                share = known / known.sum().clamp_min(1e-30)
-                if not bool(known.sum() > 0):
-                    share = torch.full_like(known, 1 / len(known))
-                values = (table[own].float() * share.unsqueeze(1)).sum(0).half().view(1, 1, d)
+                share = known if bool(known.sum() > 0) else torch.ones_like(known)
+                share = share / share.sum()
+                values = weighted_mean(table, share, own).half().view(1, 1, d)
                 codes = torch.zeros(1, 1, dtype=torch.uint8, device=table.device)
                 report(2)
             else:
                 how: Settings = {"weight": known, "metric": metric, "seed": seed}
-                codes, values = quantize_in_metric(table[own], K, D, progress=report, **how)
+                codes, values = quantize_in_metric(table, K, D, own, progress=report, **how)
             made.tiers[i] = CompactEmbedding.from_codes(codes, values, d, packed=True)
         made._set_size(n, d, padding_idx)
         made._set_tiers(listed)
@@ -240,10 +238,10 @@ class TieredEmbedding(Form):
         flat = indices.reshape(-1)
         slot = flat if self.tier_of is None else self.slot.index_select(0, flat)
         slot = slot.to(torch.int64)
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting() or is_tracing():
             out = self._in_graph(slot)
         else:
-            out = self._in_graph(slot) if is_tracing() else self._by_tier(slot)
+            out = self._by_tier(slot)
         if self.padding_idx is not None:
             out = out.masked_fill((flat == self.padding_idx).unsqueeze(-1), 0.0)
         return out.to(self.like.dtype).view(indices.shape + (self.embedding_dim,))  # noqa: RUF005
@@ -273,15 +271,9 @@ class TieredEmbedding(Form):
         if not len(slot):
             return slot.new_empty(0, self.embedding_dim, dtype=torch.float16)
         if self.tier_of is None:
-            for index in map(int, torch.aminmax(slot)):
-                if not 0 <= index < self.num_embeddings:
-                    raise IndexError(
-                        f"index {index} is out of range: the table has {self.num_embeddings} rows"
-                    )
-        if len(slot) == 1:
-            tier = bisect.bisect_right(self.first, int(slot)) - 1
-            place = slot.new_zeros(1) if self.shared[tier] else slot - self.first[tier]
-            return self.tiers[tier](place)
+            low, high = map(int, torch.aminmax(slot))
+            if low < 0 or high >= self.num_embeddings:
+                raise IndexError(f"ids {low} to {high}: the table has {self.num_embeddings} rows")
         ordered, places = torch.sort(slot)  # tier after tier
         ends = torch.searchsorted(ordered, self.bounds).tolist()
         parts = []
@@ -372,10 +364,8 @@ class TieredEmbedding(Form):
         return 8 * self.saved_nbytes // self.num_embeddings
 
     def describe(self) -> str:
-        said = []
-        for rows, K, D in self.sizes:
-            said.append(f"{rows}: {'one row' if K == 1 else f'K={K} D={D}'}")
-        return "; ".join(said)
+        said = ("one row" if K == 1 else f"K={K} D={D}" for _, K, D in self.sizes)
+        return "; ".join(f"{tier[0]}: {words}" for tier, words in zip(self.sizes, said))
 
     def export_tensors(self) -> dict[str, Tensor]:
         out = {"like": self.like, "tier_of": self.tier_of, "correction": self.correction}
