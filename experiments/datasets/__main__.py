@@ -6,27 +6,25 @@ import importlib
 import sys
 from typing import Sequence
 
-# The module of each data set. Where one has several, they are in its table SETS.
-MODULES = {
-    **dict.fromkeys(("ptb", "wikitext2"), "language_model"),
-    **dict.fromkeys(
-        ("ag_news", "dbpedia", "yahoo_answers", "yelp_full", "yelp_polarity"), "zhang2015"
-    ),
-    **dict.fromkeys(
-        ("glue_cola", "glue_mnli", "glue_mrpc", "glue_rte", "glue_sst2", "glue_xnli"), "glue"
-    ),
-    **dict.fromkeys(("squad1", "squad2"), "squad"),
-    **{name: name for name in ("bert", "csv_files", "iwslt15", "multi30k", "wmt19")},
+from experiments.datasets.cli import run_main
+
+_FAMILIES = {
+    "language_model": "ptb wikitext2",
+    "translation": "iwslt15 multi30k",
+    "wmt19": "wmt19",
+    "classification": "ag_news csv_files dbpedia yahoo_answers yelp_full yelp_polarity",
+    "glue": "glue_cola glue_mnli glue_mrpc glue_rte glue_sst2 glue_xnli",
+    "squad": "squad1 squad2",
+    "bert": "bert",
 }
+# The module of each data set, which has it in its table SETS.
+MODULES = {name: family for family, names in _FAMILIES.items() for name in names.split()}
 
 
 def prepare(name: str, argv: Sequence[str]) -> int:
-    """Run the prepare script of a data set; its exit code."""
+    """Prepare a data set; the exit code."""
     module = importlib.import_module(f"experiments.datasets.{MODULES[name]}")
-    code: int = (
-        module.main(name, list(argv)) if hasattr(module, "SETS") else module.main(list(argv))
-    )
-    return code
+    return run_main(name, module.SETS[name], list(argv))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,34 +6,22 @@ filter, and by the same rules for zip files.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import shutil
 import tarfile
 import tempfile
 import zipfile
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Callable, Iterator, Mapping, Tuple
+from typing import IO, Any, Iterator, Mapping, Tuple
 
-from experiments.datasets.errors import PrepareError
+from experiments.datasets import PrepareError
 
-_Member = Tuple[str, Callable[[], IO[bytes]]]
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    """Turn any error of reading an archive into a PrepareError. On bad headers tarfile, zipfile and
-    the decompressors raise almost anything: ValueError, IndexError, UnicodeDecodeError, ..."""
-    try:
-        yield
-    except PrepareError:
-        raise
-    except tarfile.FilterError as error:
-        raise PrepareError(f"refused: {error}") from error
-    except Exception as error:
-        text = str(error) or type(error).__name__
-        raise PrepareError(f"cut short or damaged ({text})") from error
+_Member = Tuple[str, Any]  # its name, and what opens it
 
 
 def extract(archive: Path, members: Mapping[str, Path]) -> None:
@@ -54,6 +42,15 @@ def extract(archive: Path, members: Mapping[str, Path]) -> None:
             os.replace(staged[member], target)
     except PrepareError as error:
         raise PrepareError(f"archive {archive}: {error}") from error
+    except tarfile.FilterError as error:
+        raise PrepareError(f"archive {archive}: refused: {error}") from error
+    except Exception as error:
+        # On bad headers tarfile, zipfile and the decompressors raise almost anything: ValueError,
+        # IndexError, OSError without a number, ... A full disk is not the fault of the archive.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        text = str(error) or type(error).__name__
+        raise PrepareError(f"archive {archive}: cut short or damaged ({text})") from error
     finally:
         for path in staged.values():
             path.unlink(missing_ok=True)
@@ -63,21 +60,19 @@ def _members(archive: Path, files: ExitStack) -> Iterator[_Member]:
     """Names of the files in an archive, each checked, and how to open them."""
     with open(archive, "rb") as stream:
         magic = stream.read(4)
-    if magic in (b"PK\x03\x04", b"PK\x05\x06"):
-        return _zip_members(archive, files)
     packed = magic[:2] == b"\x1f\x8b"
-    if (archive.name.endswith((".tgz", ".tar.gz")) and packed) or archive.name.endswith(".tar"):
-        return _tar_members(archive, files)
-    if packed:
-        whole: Any = gzip.open(archive, "rb")  # noqa: SIM115 - closed below
-        files.callback(whole.close)
-        return iter([("*", lambda: whole)])
-    raise PrepareError(f"is not a tar, zip or gzip file: it begins with {magic!r}")
+    if magic in (b"PK\x03\x04", b"PK\x05\x06"):
+        yield from _zip_members(files.enter_context(zipfile.ZipFile(archive)))
+    elif (archive.name.endswith((".tgz", ".tar.gz")) and packed) or archive.suffix == ".tar":
+        opener: Any = gzip.open if packed else open
+        yield from _tar_members(files.enter_context(opener(archive, "rb")), files)
+    elif packed:
+        yield "*", partial(gzip.open, archive, "rb")
+    else:
+        raise PrepareError(f"is not a tar, zip or gzip file: it begins with {magic!r}")
 
 
-def _tar_members(archive: Path, files: ExitStack) -> Iterator[_Member]:
-    opener: Any = open if archive.name.endswith(".tar") else gzip.open
-    stream = files.enter_context(opener(archive, "rb"))
+def _tar_members(stream: IO[bytes], files: ExitStack) -> Iterator[_Member]:
     # The filter resolves links; in a folder without any it judges the archive alone.
     empty = files.enter_context(tempfile.TemporaryDirectory())
     # "r|" reads the archive once from front to back: it may be a gigabyte.
@@ -88,17 +83,16 @@ def _tar_members(archive: Path, files: ExitStack) -> Iterator[_Member]:
                 # A few bytes of header can expand to terabytes of zeros.
                 raise PrepareError(f"member {info.name!r} is a sparse file")
             if info.isfile():
-                yield checked.name, lambda info=info: tar.extractfile(info)  # type: ignore
+                yield checked.name, lambda info=info: tar.extractfile(info)
     while stream.read(1 << 20):  # to the end: gzip checks its length and CRC there
         pass
 
 
-def _zip_members(archive: Path, files: ExitStack) -> Iterator[_Member]:
-    bundle = files.enter_context(zipfile.ZipFile(archive))
+def _zip_members(bundle: zipfile.ZipFile) -> Iterator[_Member]:
     names = [(_plain(info.filename), info) for info in bundle.infolist()]
     for name, info in names:
         if not info.is_dir():
-            yield name, lambda info=info: bundle.open(info)  # type: ignore[misc]
+            yield name, lambda info=info: bundle.open(info)
 
 
 def _plain(name: str) -> str:
@@ -110,32 +104,16 @@ def _plain(name: str) -> str:
     return "/".join(parts)
 
 
-def _copy(members: Iterator[_Member], staged: Mapping[str, Path]) -> list[str]:
-    seen: list[str] = []
-    while True:
-        with _reading():
-            found = next(members, None)
-        if found is None:
-            return seen
-        name, opener = found
+def _copy(members: Iterator[_Member], staged: Mapping[str, Path]) -> set[str]:
+    """Write the wanted members; their names."""
+    seen: set[str] = set()
+    for name, opener in members:
         for wanted, path in staged.items():
             if name not in (wanted, "*") and not ("*" in wanted and fnmatchcase(name, wanted)):
                 continue
             if wanted in seen:
                 raise PrepareError(f"member {wanted} occurs twice")
-            with _reading():
-                source = opener()
-            with source:
-                _write(source, path)
-            seen.append(wanted)
-
-
-def _write(source: IO[bytes], path: Path) -> None:
-    """Copy a member. Only read errors are blamed on the archive, not a full disk."""
-    with open(path, "wb") as out:
-        while True:
-            with _reading():
-                block = source.read(1 << 20)
-            if not block:
-                return
-            out.write(block)
+            with opener() as source, open(path, "wb") as out:
+                shutil.copyfileobj(source, out, 1 << 20)
+            seen.add(wanted)
+    return seen

@@ -11,9 +11,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Sequence
+from typing import Mapping, Sequence
 
-from experiments.datasets.errors import PrepareError
+from experiments.datasets import PrepareError
 
 
 def require_fairseq() -> None:
@@ -25,8 +25,8 @@ def require_fairseq() -> None:
         )
 
 
-def preprocess(destdir: Path, arguments: Sequence[str], workers: int) -> str:
-    """Run fairseq-preprocess into `destdir` and return what it printed."""
+def preprocess(destdir: Path, arguments: Sequence[str], workers: int) -> None:
+    """Run fairseq-preprocess into `destdir`."""
     command: list[str] = [sys.executable, "-m", "fairseq_cli.preprocess", *arguments]
     command += ["--destdir", str(destdir), "--workers", str(max(1, workers))]
     done = subprocess.run(
@@ -39,24 +39,22 @@ def preprocess(destdir: Path, arguments: Sequence[str], workers: int) -> str:
         errors="replace",
         check=False,
     )
-    log = destdir / "preprocess.log"
     if done.returncode != 0:
         lines = [line for line in done.stdout.splitlines() if line.strip()] or ["no output"]
         raise PrepareError(f"fairseq-preprocess failed ({done.returncode}): {lines[-1]}")
-    if log.exists():
-        log.unlink()  # it names temporary paths; two runs must give the same files
-    return done.stdout
+    # It names temporary paths, and two runs must give the same files.
+    (destdir / "preprocess.log").unlink(missing_ok=True)
 
 
 def preprocess_parts(
-    folder: Path, text: Path, dictionaries: dict[str, Path], splits: Sequence[str], workers: int
+    folder: Path, dictionaries: Mapping[str, Path], splits: Sequence[str], workers: int
 ) -> None:
-    """Binarise TEXT/SPLIT.PART into FOLDER/PART, each part with its own dictionary."""
+    """Binarise FOLDER/scratch/SPLIT.PART into FOLDER/PART, each part with its own dictionary."""
     for part, dictionary in dictionaries.items():
         print(f"| fairseq-preprocess: {part}", flush=True)
         arguments = ["--only-source", "--srcdict", str(dictionary)]
         for split in splits:
-            arguments += [f"--{split}pref", str(text / f"{split}.{part}")]
+            arguments += [f"--{split}pref", str(folder / "scratch" / f"{split}.{part}")]
         preprocess(folder / part, arguments, workers)
 
 
@@ -87,15 +85,17 @@ def dictionary_size(path: Path) -> int:
         return sum(1 for line in stream if line.strip()) + 4
 
 
-def write_dictionary(path: Path, words: Sequence[str]) -> None:
-    """Write words, in this order, as a dict.txt that fairseq reads back unchanged."""
-    specials = {"<s>", "<pad>", "</s>", "<unk>"}
-    seen = set(specials)
+def write_dictionary(
+    path: Path, words: Sequence[str], counts: Mapping[str, int] | None = None
+) -> None:
+    """Write words, in this order, as a dict.txt that fairseq reads back unchanged. Without counts,
+    every word has 1."""
+    seen = {"<s>", "<pad>", "</s>", "<unk>"}
     lines: list[str] = []
     for number, word in enumerate(words, start=1):
         if word in seen or word.split() != [word]:
             what = "occurs twice" if word in seen else "is not a single token"
             raise PrepareError(f"vocabulary entry {number}, {word!r}, {what}")
         seen.add(word)
-        lines.append(f"{word} 1\n")
+        lines.append(f"{word} {1 if counts is None else counts.get(word, 0)}\n")
     path.write_bytes("".join(lines).encode("utf-8"))

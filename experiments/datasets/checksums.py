@@ -1,16 +1,13 @@
-"""Checksums of files. Those of the data sets are in known_files.txt.
-
-`Checks` applies --no-checksum and --checksums to them.
-"""
+"""Checksums of files, and what --no-checksum and --checksums make of them."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
+from typing import Iterable
 
-from experiments.datasets.errors import PrepareError
+from experiments.datasets import PrepareError
 from fairseq_dpq.runs.folder import read_json, write_json
 
 _LARGE = 1 << 26  # bytes
@@ -39,22 +36,6 @@ class Digest:
 
 
 UNKNOWN = Digest()
-
-
-@lru_cache(maxsize=None)
-def _known_files() -> dict[str, Digest]:
-    found = {}
-    for line in Path(__file__).with_name("known_files.txt").read_text().splitlines():
-        if not line.startswith("#"):
-            name, size, *sums = line.split()
-            digits = dict(item.split(":") for item in sums)
-            found[name] = Digest(None if size == "-" else int(size), **digits)
-    return found
-
-
-def known(data: str, name: str) -> Digest:
-    """What is known about a file of a data set; it may be nothing."""
-    return _known_files().get(f"{data}/{name}", UNKNOWN)
 
 
 def hash_file(path: Path, algorithm: str = "sha256") -> str:
@@ -99,6 +80,10 @@ class Checks:
             known[key] = hash_file(path, algorithm)
             write_json(self.cache, known)
         return str(known[key])
+
+    def hashes(self, paths: Iterable[Path]) -> dict[str, str]:
+        """SHA-256 of files by their names: the inputs of a stamp."""
+        return {path.name: self.hash(path) for path in sorted(set(paths))}
 
     def mismatch(self, path: Path, digest: Digest) -> str | None:
         """Why the file is not the expected one, or None if it is."""

@@ -1,73 +1,31 @@
-"""From rows of label and text to a folder in the layout of fairseq's sentence_prediction.
+"""Text classification: documents with a class each, in the layout of fairseq's sentence_prediction.
 
-A part of the training rows is held out as `valid`, so that no test row chooses a checkpoint.
+The sets of Zhang et al. (2015) and your own CSV or TSV files. A part of the training rows is held
+out as `valid`, so that no test row chooses a checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import re
-import shutil
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Iterable, Iterator, Sequence
+from typing import ClassVar, Iterable, Iterator, Sequence
 
+from experiments.datasets import PrepareError
 from experiments.datasets.binarize import dictionary_size, preprocess_parts
-from experiments.datasets.cli import Result, Run
-from experiments.datasets.errors import PrepareError
-from experiments.datasets.rows import Columns, Row, count_columns, read_rows
+from experiments.datasets.checksums import hash_file
+from experiments.datasets.cli import DataSet, Result, Run
+from experiments.datasets.rows import Columns, Labels, Row, count_columns, read_rows
+from experiments.datasets.sources import RequiredFile, required
 from experiments.datasets.text import CHUNK, ordered_map
 from fairseq_dpq.cli.classify import split_words
 
 PARTS = ("input0", "label")  # words and classes
-_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # of every fairseq dictionary
 SPLITS = ("train", "valid", "test")
-
-
-@dataclass
-class Labels:
-    """Classes by their names in the files. Without a list, the training rows give them."""
-
-    names: dict[str, str] = field(default_factory=dict)  # as stored -> as in the dictionary
-    listed: bool = True
-    open: bool = False  # whether a row may still add one
-
-    def find(self, stored: str, path: Path, line: int) -> str:
-        """The class of a row; PrepareError if there is no such class."""
-        if stored not in self.names:
-            if not self.open:
-                known = ", ".join(list(self.names)[:20])
-                raise PrepareError(
-                    f"{path}, line {line}: unknown label {stored!r}; the classes are {known}"
-                )
-            name = re.sub(r"\s+", "_", stored)  # a dictionary entry is a single token
-            if name in _SPECIAL:
-                raise PrepareError(
-                    f"{path}, line {line}: {name!r} cannot be a label, because fairseq's "
-                    "dictionaries use it themselves; rename it"
-                )
-            if name in self.names.values():
-                raise PrepareError(f"{path}, line {line}: two labels would be called {name!r}")
-            self.names[stored] = name
-        return self.names[stored]
-
-    def close(self, path: Path) -> None:
-        """All training rows have been read."""
-        self.open = False
-        if len(self.names) < 2:
-            raise PrepareError(f"{path}: all labels are equal; a classifier needs two classes")
-
-    def in_order(self) -> list[str]:
-        """Classes as listed; else numbers by their value, other labels by their letters."""
-        if self.listed:
-            return list(self.names.values())
-        numbers = all(re.fullmatch(r"-?\d{1,9}", stored) for stored in self.names)
-        order = sorted(self.names, key=lambda s: (int(s) if numbers else 0, s))
-        return [self.names[stored] for stored in order]
 
 
 @dataclass(frozen=True)
@@ -86,26 +44,6 @@ class Plan:
         return [split for split in SPLITS if split == "valid" or split in self.files]
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of every text classification set."""
-    add = parser.add_argument
-    add("--held-out", type=float, default=0.05, metavar="F",
-        help="part of the training rows that becomes valid (default: %(default)s)")  # fmt: skip
-    add("--seed", type=int, default=1, metavar="N",
-        help="chooses which rows are held out (default: %(default)s)")  # fmt: skip
-    add("--min-count", type=int, default=1, metavar="N",
-        help="leave out words that are rarer in train (default: %(default)s)")  # fmt: skip
-
-
-def read_flags(args: argparse.Namespace) -> Result:
-    """The values of these flags, checked; they are part of the stamp."""
-    if not 0 < args.held_out < 1:
-        raise PrepareError(f"--held-out {args.held_out}: must be between 0 and 1; try 0.05")
-    if args.min_count < 1:
-        raise PrepareError(f"--min-count {args.min_count}: must be at least 1")
-    return {"held_out": args.held_out, "seed": args.seed, "min_count": args.min_count}
-
-
 def is_held_out(words: str, fraction: float, seed: int) -> bool:
     """Whether a document belongs to `valid`. Equal documents are on the same side."""
     digest = hashlib.blake2b(words.encode("utf-8"), digest_size=8, key=b"%d" % seed).digest()
@@ -113,7 +51,7 @@ def is_held_out(words: str, fraction: float, seed: int) -> bool:
 
 
 def _split_all(rows: Sequence[Row]) -> list[list[str]]:
-    return [split_words(row.text) for row in rows]
+    return [split_words(" ".join(row.texts)) for row in rows]
 
 
 def _documents(path: Path, columns: Columns, workers: int) -> Iterator[tuple[Row, list[str]]]:
@@ -185,49 +123,204 @@ def _write_dictionaries(plan: Plan, folder: Path, words: Counter[str]) -> set[st
     return {word for word, _ in kept}
 
 
-def build(run: Run, plan: Plan, folder: Path) -> Result:
-    """Fill the folder; counts of documents, words and types."""
-    text = folder / "text"
-    text.mkdir()
-    try:
+class Documents(DataSet):
+    """A text classification set."""
+
+    paper_types: int | None
+
+    def plan(self, run: Run) -> Plan:
+        """What to read."""
+        raise NotImplementedError
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--held-out", type=float, default=0.05, metavar="F",
+            help="part of the training rows that becomes valid (default: %(default)s)")  # fmt: skip
+        add("--seed", type=int, default=1, metavar="N",
+            help="chooses which rows are held out (default: %(default)s)")  # fmt: skip
+        add("--min-count", type=int, default=1, metavar="N",
+            help="leave out words that are rarer in train (default: %(default)s)")  # fmt: skip
+
+    def options(self, run: Run) -> Result:
+        args = run.args
+        if not 0 < args.held_out < 1:
+            raise PrepareError(f"--held-out {args.held_out}: must be between 0 and 1; try 0.05")
+        if args.min_count < 1:
+            raise PrepareError(f"--min-count {args.min_count}: must be at least 1")
+        return {"held_out": args.held_out, "seed": args.seed, "min_count": args.min_count}
+
+    def build(self, run: Run, folder: Path) -> Result:
+        plan, text = self.plan(run), folder / "scratch"
         writers = _write_text(plan, text, run.workers)
         known = _write_dictionaries(plan, text, writers["train"].words)
-        own_valid = "valid" in plan.files
-        types = set(writers["train"].words) | ({} if own_valid else writers["valid"].words).keys()
+        types = set(writers["train"].words)
+        if "valid" not in plan.files:
+            types |= writers["valid"].words.keys()
         dictionaries = {part: text / f"dict.{part}" for part in PARTS}
-        preprocess_parts(folder, text, dictionaries, plan.splits, run.workers)
-    finally:
-        shutil.rmtree(text)
-    counts = {
-        split: [
-            writer.documents,
-            sum(writer.words.values()),
-            sum(count for word, count in writer.words.items() if word not in known),
-            writer.empty,
+        preprocess_parts(folder, dictionaries, plan.splits, run.workers)
+        counts = {
+            split: [
+                writer.documents,
+                sum(writer.words.values()),
+                sum(count for word, count in writer.words.items() if word not in known),
+                writer.empty,
+            ]
+            for split, writer in writers.items()
+        }
+        return {
+            "counts": counts,
+            "types": len(types),
+            "dictionary": dictionary_size(folder / "input0" / "dict.txt"),
+            "classes": plan.labels.in_order(),
+        }
+
+    def report(self, result: Result) -> list[str]:
+        lines = []
+        for split in SPLITS:
+            if split in result["counts"]:
+                documents, words, unknown, empty = result["counts"][split]
+                line = f"{split}: {documents:,} documents, {words:,} words, {unknown:,} unknown"
+                lines.append(line + (f"; {empty:,} documents without words" if empty else ""))
+        classes = ", ".join(result["classes"][:20])
+        paper = f" (the paper's table has {self.paper_types:,} rows)" if self.paper_types else ""
+        return [
+            *lines,
+            f"{len(result['classes'])} classes: {classes}",
+            f"{result['types']:,} types in the training file{paper}; "
+            f"{result['dictionary']:,} dictionary entries in fairseq",
         ]
-        for split, writer in writers.items()
-    }
-    return {
-        "counts": counts,
-        "types": len(types),
-        "dictionary": dictionary_size(folder / "input0" / "dict.txt"),
-        "classes": plan.labels.in_order(),
-    }
 
 
-def report(result: Result, paper_types: int | None = None) -> list[str]:
-    """The last lines of a prepare script."""
-    lines = []
-    for split in SPLITS:
-        if split in result["counts"]:
-            documents, words, unknown, empty = result["counts"][split]
-            line = f"{split}: {documents:,} documents, {words:,} words, {unknown:,} unknown"
-            lines.append(line + (f"; {empty:,} documents without words" if empty else ""))
-    classes = ", ".join(result["classes"][:20])
-    paper = f" (the paper's table has {paper_types:,} rows)" if paper_types else ""
-    return [
-        *lines,
-        f"{len(result['classes'])} classes: {classes}",
-        f"{result['types']:,} types in the training file{paper}; "
-        f"{result['dictionary']:,} dictionary entries in fairseq",
-    ]
+class CsvFiles(Documents):
+    """Your own files; label and text columns by option."""
+
+    description = ("CSV or TSV files with a label and a text in each row: check, split into words "
+                   "and a held-out part, fairseq-preprocess.")  # fmt: skip
+    title = "your files"
+    downloads = False
+    paper_types = None
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--train", type=Path, required=True, metavar="FILE", help="training rows")
+        add("--test", type=Path, metavar="FILE", help="test rows")
+        add("--valid", type=Path, metavar="FILE",
+            help="validation rows (default: --held-out of train)")  # fmt: skip
+        add("--label-column", default="1", metavar="N",
+            help="column of the label, counted from 1, or its name with --header "
+            "(default: %(default)s)")  # fmt: skip
+        add("--text-columns", default="2", metavar="N,N",
+            help="columns of the text (default: %(default)s)")  # fmt: skip
+        add("--header", action="store_true", help="the first row names the columns")
+        add("--tab", action="store_true",
+            help="columns are separated by tabs, quotes are plain text")  # fmt: skip
+        add("--escaped-newlines", action="store_true",
+            help="line breaks are written as backslash and n")  # fmt: skip
+        super().add_flags(parser)
+
+    def plan(self, run: Run) -> Plan:
+        args = run.args
+        files = {split: getattr(args, split) for split in SPLITS if getattr(args, split)}
+        for split, path in files.items():
+            if not path.is_file():
+                raise PrepareError(f"--{split} {path}: no such file")
+        texts = tuple(part.strip() for part in args.text_columns.split(",") if part.strip())
+        if not texts:
+            raise PrepareError(f"--text-columns {args.text_columns!r}: name at least one column")
+        columns = Columns(
+            args.label_column.strip(),
+            texts,
+            header=args.header,
+            tab=args.tab,
+            escaped_newlines=args.escaped_newlines,
+        )
+        labels = Labels(listed=False, open=True)
+        return Plan(files, columns, labels, args.held_out, args.seed, args.min_count)
+
+    def options(self, run: Run) -> Result:
+        flags, plan = super().options(run), self.plan(run)
+        columns = plan.columns
+        return {
+            **flags,
+            "files": {split: hash_file(path) for split, path in plan.files.items()},
+            "columns": [columns.label, *columns.texts],
+            "dialect": [columns.header, columns.tab, columns.escaped_newlines],
+        }
+
+
+@dataclass(frozen=True)
+class ZhangSet(Documents):
+    """A set of Zhang et al. (2015), train.csv and test.csv, and its documented counts."""
+
+    description: ClassVar[str] = ("{}: download, check, split into words and a held-out part, "
+                                  "fairseq-preprocess.")  # fmt: skip
+    title: str
+    columns: Columns
+    classes: tuple[str, ...]  # those that the files call 1, 2, ...
+    documents: dict[str, int]
+    paper_types: int
+
+    def files(self, run: Run) -> list[RequiredFile]:
+        return [required(run.name, f"{split}.csv") for split in ("train", "test")]
+
+    def plan(self, run: Run) -> Plan:
+        files = {name[:-4]: path for name, path in run.sources.obtain(self.files(run)).items()}
+        labels = Labels({str(number): name for number, name in enumerate(self.classes, start=1)})
+        return Plan(files, self.columns, labels, **self.options(run))
+
+    def build(self, run: Run, folder: Path) -> Result:
+        result = super().build(run, folder)
+        counts = {split: numbers[0] for split, numbers in result["counts"].items()}
+        run.expect("train documents", counts["train"] + counts["valid"], self.documents["train"])
+        run.expect("test documents", counts["test"], self.documents["test"])
+        return result
+
+
+_REVIEW = Columns("1", ("2",), 2, escaped_newlines=True)
+SETS: dict[str, DataSet] = {
+    "csv_files": CsvFiles(),
+    "ag_news": ZhangSet(
+        title="AG News",
+        # A lost line break is a bare backslash here, so that "\\new" is the word "new".
+        columns=Columns("1", ("2", "3"), 3),
+        classes=("World", "Sports", "Business", "Sci/Tech"),
+        documents={"train": 120000, "test": 7600},
+        paper_types=69322,
+    ),
+    "dbpedia": ZhangSet(
+        title="DBpedia",
+        columns=Columns("1", ("2", "3"), 3),
+        classes=(
+            *("Company", "EducationalInstitution", "Artist", "Athlete", "OfficeHolder"),
+            *("MeanOfTransportation", "Building", "NaturalPlace", "Village", "Animal"),
+            *("Plant", "Album", "Film", "WrittenWork"),
+        ),
+        documents={"train": 560000, "test": 70000},
+        paper_types=612530,
+    ),
+    "yahoo_answers": ZhangSet(
+        title="Yahoo! Answers",
+        columns=Columns("1", ("2", "3", "4"), 4, escaped_newlines=True),
+        classes=(
+            *("Society_&_Culture", "Science_&_Mathematics", "Health", "Education_&_Reference"),
+            *("Computers_&_Internet", "Sports", "Business_&_Finance", "Entertainment_&_Music"),
+            *("Family_&_Relationships", "Politics_&_Government"),
+        ),
+        documents={"train": 1400000, "test": 60000},
+        paper_types=477522,
+    ),
+    "yelp_full": ZhangSet(
+        title="Yelp Review Full",
+        columns=_REVIEW,
+        classes=("1", "2", "3", "4", "5"),
+        documents={"train": 650000, "test": 50000},
+        paper_types=268414,
+    ),
+    "yelp_polarity": ZhangSet(  # one or two stars, three or four
+        title="Yelp Review Polarity",
+        columns=_REVIEW,
+        classes=("negative", "positive"),
+        documents={"train": 560000, "test": 38000},
+        paper_types=246739,
+    ),
+}

@@ -1,6 +1,6 @@
-"""The command line that all prepare scripts share.
+"""What all data sets share: the command line, its exit codes and the run itself.
 
-Flags, exit codes (0 done, 2 a one-line error, 130 interrupted) and the run itself.
+`DataSet` is what one of them says about itself.
 """
 
 from __future__ import annotations
@@ -12,17 +12,44 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Sequence
+from typing import Any, ClassVar, Dict, Iterator, Sequence
 
+from experiments.datasets import PrepareError
 from experiments.datasets.binarize import require_fairseq
 from experiments.datasets.checksums import Checks, read_checksum_file
 from experiments.datasets.download import Downloader
-from experiments.datasets.errors import PrepareError
 from experiments.datasets.folders import build_folder, check_replaceable, find_out, is_current
 from experiments.datasets.sources import RequiredFile, Sources
 from fairseq_dpq.runs.folder import RunsError, locked
 
 Result = Dict[str, Any]
+
+
+class DataSet:
+    """A data set: its flags, its files, and how they become a folder for fairseq."""
+
+    title: str
+    description: ClassVar[str]  # of the command; {} stands for the title
+    downloads: ClassVar[bool] = True  # whether it has the flags of downloads
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Flags of its own."""
+
+    def options(self, run: Run) -> Result:
+        """What the flags ask for, checked; a folder made with other values is made again."""
+        return {}
+
+    def files(self, run: Run) -> list[RequiredFile]:
+        """The files that --from must have."""
+        return []
+
+    def build(self, run: Run, folder: Path) -> Result:
+        """Fill a new folder, whose subfolder `scratch` is removed; the facts for the report."""
+        raise NotImplementedError
+
+    def report(self, result: Result) -> list[str]:
+        """The last lines that are printed."""
+        return []
 
 
 def cores() -> int:
@@ -32,9 +59,10 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def make_parser(name: str, description: str, downloads: bool = True) -> argparse.ArgumentParser:
-    """The parser with the flags that every data set has; `downloads`: and those of downloads."""
-    parser = argparse.ArgumentParser(prog=f"prepare.sh {name}", description=description)
+def make_parser(name: str, data: DataSet) -> argparse.ArgumentParser:
+    """The flags that every data set has, those of downloads, and its own."""
+    text = data.description.format(data.title)
+    parser = argparse.ArgumentParser(prog=f"prepare.sh {name}", description=text)
     add = parser.add_argument
     add("--out", type=Path, default=Path("data-bin") / name, metavar="DIR",
         help="binarised data (default: %(default)s)")  # fmt: skip
@@ -44,10 +72,11 @@ def make_parser(name: str, description: str, downloads: bool = True) -> argparse
         help="processes (default: all cores, here %(default)s)")  # fmt: skip
     add("--force", action="store_true", help="rebuild even if nothing has changed")
     add("--keep", action="store_true", help="keep extracted and intermediate files in --work")
-    if downloads:
+    if data.downloads:
         _add_download_flags(parser)
     else:
         parser.set_defaults(from_dir=None, mirrors=[], checksums=None, no_checksum="", retries=0)
+    data.add_flags(parser)
     return parser
 
 
@@ -105,48 +134,40 @@ class Run:
     def say(self, message: str) -> None:
         print(f"| {message}", flush=True)
 
-    def publish(
-        self,
-        options: Result,
-        wanted: Sequence[RequiredFile],
-        build: Callable[[Path], Result],
-        report: Callable[[Result], Sequence[str]],
-    ) -> None:
-        """Create --out by `build`, unless it was already built from the same files and options.
+    def prepare(self, data: DataSet) -> None:
+        """Create --out, unless it was already built from the same files and options.
 
         With --from the files themselves are compared. Without it the options are compared, which
         include the checksums of the addresses: the downloads may have been deleted. The stamp's
         result names the files that were used.
         """
 
-        def recorded(folder: Path) -> Result:
-            result = build(folder)
+        def build(folder: Path) -> Result:
+            result = data.build(self, folder)
             if self.args.from_dir is None:
-                result["inputs"] = self.sources.hashes(self.sources.used)
+                result["inputs"] = self.checks.hashes(self.sources.used.values())
             return result
 
+        options = data.options(self)
         check_replaceable(self.out)
         key: Result = {"dataset": self.name, "options": {**options, **self._checksum_options()}}
         if self.args.from_dir is not None:
-            key["inputs"] = self.sources.hashes(self.sources.fetch(wanted))
+            self.sources.local(data.files(self))
+            key["inputs"] = self.checks.hashes(self.sources.used.values())
         result = None if self.args.force else is_current(self.out, key)
         state = "up to date, nothing to do"
         if result is None:
-            result = build_folder(self.out, key, recorded, force=True)
+            result = build_folder(self.out, key, build, force=True)
             state = "done"
-        self._finish(report(result), state)
+        if not self.args.keep:
+            for name in ("extracted", "stages"):
+                shutil.rmtree(self.work / name, ignore_errors=True)
+        for line in [*data.report(result), f"{self.args.out}: {state}"]:
+            self.say(line)
 
     def _checksum_options(self) -> Result:
         override = {name: digest.best() for name, digest in self.checks.override.items()}
         return {"no_checksum": sorted(self.checks.skip), "checksums": override}
-
-    def _finish(self, lines: Sequence[str], state: str) -> None:
-        if not self.args.keep:
-            for name in ("extracted", "stages"):
-                shutil.rmtree(self.work / name, ignore_errors=True)
-        for line in lines:
-            self.say(line)
-        self.say(f"{self.args.out}: {state}")
 
 
 @contextlib.contextmanager
@@ -169,20 +190,16 @@ def _terminate(signum: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def run_main(
-    name: str,
-    parser: argparse.ArgumentParser,
-    body: Callable[[Run], None],
-    argv: list[str] | None = None,
-) -> int:
-    """Parse the command line and run; errors become one line and an exit code."""
+def run_main(name: str, data: DataSet, argv: Sequence[str] | None = None) -> int:
+    """Prepare a data set; the exit code: 0 done, 2 a one-line error, 130 interrupted."""
+    parser = make_parser(name, data)
     args = parser.parse_args(argv)
     try:
         signal.signal(signal.SIGTERM, _terminate)
         require_fairseq()
         run = Run(name, args)
         with _locked(run):
-            body(run)
+            run.prepare(data)
     except (PrepareError, RunsError, OSError) as error:
         text = " ".join(str(error).split())
         print(f"{parser.prog}: error: {text}", file=sys.stderr)

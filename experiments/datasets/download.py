@@ -5,7 +5,6 @@ An interrupted download is kept as NAME.part, and the next run resumes it.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
@@ -18,31 +17,35 @@ import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Sequence, TypeVar
 
 from tqdm import tqdm
 
+from experiments.datasets import PrepareError, Unfit
 from experiments.datasets.checksums import UNKNOWN, Checks, Digest
-from experiments.datasets.errors import PrepareError, Unfit
 from fairseq_dpq.runs.folder import read_json
 
+T = TypeVar("T")
 # Two of the hosts answer 403 to Python's default User-Agent.
 USER_AGENT = (
     "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) "
     "Chrome/124.0.0.0 Safari/537.36"
 )
 _BLOCK = 1 << 18
+_TIMEOUT = 20.0  # seconds
 _SPARE = 1 << 30  # bytes of the disk that a file of unknown size leaves free
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file on the network: its name on disk, its addresses in order, its digest."""
+    """A file on the network: its name on disk, its addresses in order, its digest, and the member
+    that is wanted if it is an archive."""
 
     name: str
     urls: tuple[str, ...]
     digest: Digest = UNKNOWN
+    member: str | None = None
 
 
 class _GiveUp(Exception):
@@ -80,18 +83,14 @@ class Downloader:
         checks: Checks,
         mirrors: Sequence[str] = (),
         retries: int = 4,
-        timeout: float = 20.0,
         wait: float = 1.0,
     ) -> None:
         self.folder = folder
         self.checks = checks
         self.mirrors = tuple(mirrors)
         self.retries = retries
-        self.timeout = timeout
         self.wait = wait
         self._failed: dict[str, tuple[str, bool]] = {}  # address -> reason, wrong bytes?
-        self._unfit: dict[str, str] = {}  # file name -> why the documented file cannot be used
-        self._origin: dict[str, str] = {}  # name -> the address it came from in this run
 
     def addresses(self, remote: Remote) -> list[str]:
         """What to try: under each --mirror by path, then by name; else the built-in URLs."""
@@ -103,61 +102,59 @@ class Downloader:
             found += [mirror.rstrip("/") + path for path in [*paths, "/" + remote.name]]
         return list(dict.fromkeys(found))
 
-    def get(self, remote: Remote) -> Path:
-        """The verified file, downloaded if it is not there yet."""
-        if remote.name in self._unfit:
-            raise Unfit(self._unfit[remote.name])
+    def get(self, remote: Remote, use: Callable[[Path], T], known: bool = False) -> T:
+        """`use` of the verified file, downloaded if it is not there yet.
+
+        A file without a known checksum that `use` raises PrepareError for is deleted, and the next
+        address is tried; `known`: it had other bytes than those that are known.
+        """
         target = self.folder / remote.name
         digest = self.checks.digest(remote.name, remote.digest)
+        addresses = self.addresses(remote)
         if target.exists():
             reason = self.checks.mismatch(target, digest)
             if reason is None:
-                return target
-            print(f"{target}: {reason}; fetching it again", file=sys.stderr)
-            target.unlink()
+                addresses.insert(0, str(target))
+            else:
+                print(f"{target}: {reason}; fetching it again", file=sys.stderr)
+                target.unlink()
         self.folder.mkdir(parents=True, exist_ok=True)
-        addresses = self.addresses(remote)
-        for url in addresses:
-            if url in self._failed:
+        for place in addresses:
+            if place in self._failed:
                 continue
             try:
-                self._from_address(url, target, digest)
+                if place != str(target):
+                    self._from_address(place, target, digest)
+                return use(target)
             except _GiveUp as error:
-                self._failed[url] = str(error), isinstance(error, _Wrong)
-                print(f"{url}: {error}", file=sys.stderr)
-                continue
-            self._origin[remote.name] = url
-            return target
-        reasons = "; ".join(f"{url}: {self._failed[url][0]}" for url in addresses)
-        wrong = any(self._failed[url][1] for url in addresses)
+                self._failed[place] = str(error), isinstance(error, _Wrong)
+                print(f"{place}: {error}", file=sys.stderr)
+            except PrepareError as error:
+                if isinstance(error, Unfit) or digest.best() is not None:
+                    # It is the documented file: every address serves the same one.
+                    raise Unfit(str(error)) from error
+                target.unlink(missing_ok=True)
+                if place != str(target):
+                    self._failed[place] = str(error), known
+                print(f"{place}: {error}; deleted", file=sys.stderr)
+        found = [(url, *self._failed[url]) for url in addresses if url in self._failed]
+        reasons = "; ".join(f"{url}: {reason}" for url, reason, _ in found)
+        wrong = any(wrong for *_, wrong in found)
         raise (Unfit if wrong else PrepareError)(f"cannot download {remote.name}: {reasons}")
 
-    def reject(self, remote: Remote, reason: str, wrong: bool) -> None:
-        """Delete a file that cannot be used; the next `get` tries the next address."""
-        target = self.folder / remote.name
-        digest = self.checks.digest(remote.name, remote.digest)
-        if digest.best() is not None and self.checks.mismatch(target, digest) is None:
-            # It is the documented file: every address serves the same one.
-            self._unfit[remote.name] = reason
-            return
-        target.unlink()
-        url = self._origin.pop(remote.name, None)
-        if url is not None:
-            self._failed[url] = reason, wrong
-        print(f"{url or target}: {reason}; deleted", file=sys.stderr)
-
     def _from_address(self, url: str, target: Path, digest: Digest) -> None:
+        """Download to `target`. Only attempts without progress count: a bad connection may need
+        many resumes."""
         part = target.with_name(target.name + ".part")
-        failures = 0
-        restarted = False
+        failures, restarted = 0, False
         furthest = self._start(part, url, digest)
         while True:
             resumed = self._start(part, url, digest)
             try:
-                self._transfer(url, part, resumed, target.name, digest)
+                if digest.size is None or resumed < digest.size:
+                    self._transfer(url, part, resumed, target.name, digest)
             except _TryAgain as error:
                 now = part.stat().st_size if part.exists() else 0
-                # Only attempts without progress count: a bad connection may need many resumes.
                 failures = 0 if now > furthest else failures + 1
                 furthest = max(furthest, now)
                 attempt = f"attempt {failures} of {self.retries + 1}: {error}"
@@ -168,12 +165,11 @@ class Downloader:
                 time.sleep(min(30.0, self.wait * 2 ** min(failures, 5)))
                 continue
             reason = self.checks.mismatch(part, digest)
+            self._meta(part).unlink(missing_ok=True)
             if reason is None:
                 os.replace(part, target)
-                self._meta(part).unlink(missing_ok=True)
                 return
             part.unlink()
-            self._meta(part).unlink(missing_ok=True)
             if restarted or not resumed:
                 raise _Wrong(reason)
             # The kept part may be from another version of the file.
@@ -181,16 +177,14 @@ class Downloader:
             restarted, furthest = True, 0
 
     def _start(self, part: Path, url: str, digest: Digest) -> int:
-        """How many bytes of NAME.part can be kept."""
-        meta = read_json(self._meta(part))
-        if not part.exists() or not meta:
-            return 0
-        # Without a checksum to detect a mixture, a file is only resumed from the same address.
-        if meta.get("url") != url and digest.best() is None:
-            return 0
-        return part.stat().st_size
+        """How many bytes of NAME.part can be kept. Without a checksum to detect a mixture, a file
+        is only resumed from the same address."""
+        meta = read_json(self._meta(part)) or {}
+        same = meta.get("url") == url or (meta and digest.best() is not None)
+        return part.stat().st_size if same and part.exists() else 0
 
     def _transfer(self, url: str, part: Path, offset: int, label: str, digest: Digest) -> None:
+        """Append what the server sends to NAME.part, or replace it."""
         headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
         meta = read_json(self._meta(part)) or {}
         old_tag = str(meta.get("etag") or "") if meta.get("url") == url else ""
@@ -198,61 +192,46 @@ class Downloader:
             headers["Range"] = f"bytes={offset}-"
             if old_tag and not old_tag.startswith("W/"):
                 headers["If-Range"] = old_tag
-        with self._answer(url, headers, part, offset, digest) as response:
-            if response is None:
-                return  # all of it is there
+        with self._open(url, headers, part, digest) as response:
             tag = response.headers.get("ETag") or ""
             if offset and response.status == 206:
-                expected = f"bytes {offset}-"
-                if not (response.headers.get("Content-Range") or "").startswith(expected):
-                    part.unlink()
-                    raise _TryAgain("the server resumed at another byte")
-                if old_tag and tag and tag != old_tag:  # a server that ignores If-Range
+                resumed_at = response.headers.get("Content-Range") or ""
+                changed = old_tag and tag and tag != old_tag  # a server that ignores If-Range
+                if changed or not resumed_at.startswith(f"bytes {offset}-"):
                     part.unlink()
                     raise _TryAgain("the file has changed since its first bytes were fetched")
             else:
                 offset = 0  # the server sends the whole file
-            length = response.headers.get("Content-Length")
-            total = digest.size
-            if length and length.isdigit():
-                total = offset + int(length)
-                self._check_size(total, digest)
-            self._check_room(part, (total or 0) - offset)
+            length = response.headers.get("Content-Length") or ""
+            total = offset + int(length) if length.isdigit() else digest.size
+            _check_size(total, digest)
+            _check_room(part, (total or 0) - offset)
             self._meta(part).write_text(json.dumps({"url": url, "etag": tag}), encoding="utf-8")
             done = self._copy(response, part, offset, total, label)
         if total is not None and done < total:
             raise _TryAgain(f"interrupted after {done} of {total} bytes")
 
-    @contextlib.contextmanager
-    def _answer(
-        self, url: str, headers: dict[str, str], part: Path, offset: int, digest: Digest
-    ) -> Iterator[Any]:
-        """The server's answer; None if it says that NAME.part is the whole file."""
+    def _open(self, url: str, headers: dict[str, str], part: Path, digest: Digest) -> Any:
+        """The server's answer."""
         try:
             request = urllib.request.Request(url, headers=headers)
-            response = urllib.request.urlopen(request, timeout=self.timeout)
+            return urllib.request.urlopen(request, timeout=_TIMEOUT)
         except urllib.error.HTTPError as error:
-            with error:
-                if error.code == 416 and offset:
-                    whole = (error.headers.get("Content-Range") or "").rpartition("/")[2]
-                    if whole == str(offset):
-                        yield None
-                        return
-                    if whole.isdigit():
-                        self._check_size(int(whole), digest)
-                    part.unlink()
-                    raise _TryAgain("the kept part is longer than the file") from error
-                if error.code in _TRANSIENT:
-                    raise _TryAgain(f"HTTP {error.code}") from error
-                raise _GiveUp(f"HTTP {error.code} {error.reason}") from error
+            error.close()
+            if error.code == 416:
+                whole = (error.headers.get("Content-Range") or "").rpartition("/")[2]
+                _check_size(int(whole) if whole.isdigit() else None, digest)
+                part.unlink()
+                raise _TryAgain("the kept part is as long as the file, or longer") from error
+            if error.code in _TRANSIENT:
+                raise _TryAgain(f"HTTP {error.code}") from error
+            raise _GiveUp(f"HTTP {error.code} {error.reason}") from error
         except ValueError as error:
             raise _GiveUp(f"not a usable address: {error}") from error
         except (OSError, http.client.HTTPException) as error:
             if isinstance(getattr(error, "reason", error), socket.gaierror):
                 raise _GiveUp("host not found") from error  # retrying rarely helps
             raise _TryAgain(f"no connection ({getattr(error, 'reason', error)})") from error
-        with response:
-            yield response
 
     def _copy(self, response: Any, part: Path, offset: int, total: int | None, label: str) -> int:
         """Append the answer to NAME.part; never more than `total` bytes, or than the disk has."""
@@ -275,23 +254,25 @@ class Downloader:
                     part.unlink()
                     raise _Wrong(f"wrong size: more than the expected {total} bytes")
                 if total is None and done % (1 << 26) < len(block):
-                    self._check_room(part, _SPARE)
+                    _check_room(part, _SPARE)
                 out.write(block)
                 bar.update(len(block))
-
-    def _check_size(self, whole: int, digest: Digest) -> None:
-        """Refuse a file of another length before the transfer; kept bytes stay."""
-        if digest.size is not None and whole != digest.size:
-            raise _Wrong(f"wrong size: {whole} bytes, expected {digest.size}")
-
-    def _check_room(self, part: Path, needed: int) -> None:
-        free = shutil.disk_usage(part.parent).free
-        if needed > free:
-            raise Unfit(
-                f"{part.parent}: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; "
-                "pass --work DIR on a larger disk"
-            )
 
     @staticmethod
     def _meta(part: Path) -> Path:
         return part.with_name(part.name + ".json")
+
+
+def _check_size(whole: int | None, digest: Digest) -> None:
+    """Refuse a file of another length before the transfer; kept bytes stay."""
+    if whole is not None and digest.size not in (None, whole):
+        raise _Wrong(f"wrong size: {whole} bytes, expected {digest.size}")
+
+
+def _check_room(part: Path, needed: int) -> None:
+    free = shutil.disk_usage(part.parent).free
+    if needed > free:
+        raise Unfit(
+            f"{part.parent}: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; "
+            "pass --work DIR on a larger disk"
+        )

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping
 
-from experiments.datasets.errors import PrepareError
+from experiments.datasets import PrepareError
 from fairseq_dpq.runs.folder import read_json
 
 STAMP = "prepare.json"
@@ -36,7 +36,8 @@ def is_current(folder: Path, key: Mapping[str, Any]) -> Result | None:
 def build_folder(
     folder: Path, key: Mapping[str, Any], build: Callable[[Path], Result], force: bool = False
 ) -> Result:
-    """Return the result of `build(temporary folder)`, from the stamp if the key is unchanged."""
+    """Return the result of `build(temporary folder)`, from the stamp if the key is unchanged. The
+    temporary folder has a subfolder `scratch`, which is removed."""
     result = None if force else is_current(folder, key)
     if result is not None:
         return result
@@ -49,9 +50,10 @@ def build_folder(
             leftover.unlink()
         elif leftover.exists():
             shutil.rmtree(leftover)
-    partial.mkdir()
+    (partial / "scratch").mkdir(parents=True)
     try:
         result = build(partial)
+        shutil.rmtree(partial / "scratch")
         files = {
             path.relative_to(partial).as_posix(): path.stat().st_size
             for path in sorted(partial.rglob("*"))

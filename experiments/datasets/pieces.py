@@ -1,4 +1,4 @@
-"""Pieces of a BERT-like model: WordPiece from a vocab.txt, or a SentencePiece model.
+"""Pieces of words: WordPiece from a vocab.txt of BERT, or a SentencePiece model, trained here too.
 
 Both give the pieces of a text, their places in it, and fairseq's dictionary.
 """
@@ -6,38 +6,22 @@ Both give the pieces of a text, their places in it, and fairseq's dictionary.
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
 import sentencepiece as spm
 
+from experiments.datasets import PrepareError
 from experiments.datasets.binarize import write_dictionary
-from experiments.datasets.cli import Result, Run, make_parser, run_main
-from experiments.datasets.errors import PrepareError
-from experiments.datasets.sources import Held, RequiredFile, remote, required
-from experiments.datasets.text import clean, ordered_map
+from experiments.datasets.cli import DataSet, Result, Run
+from experiments.datasets.text import clean, ordered_map, worker_pool
 
 VOCAB = "vocab.txt"
 MODEL = "spm.model"
 PREPARED = Path("data-bin") / "bert"  # where scripts/prepare.sh bert leaves one of the two
-_ARCHIVE = "uncased_L-12_H-768_A-12"
-BERT_VOCAB = required(
-    "bert",
-    VOCAB,
-    ["https://huggingface.co/google-bert/bert-base-uncased/resolve/main/{}"],
-    [
-        (
-            remote(
-                "bert",
-                f"{_ARCHIVE}.zip",
-                "https://storage.googleapis.com/bert_models/2018_10_18/{}",
-            ),
-            f"{_ARCHIVE}/{VOCAB}",
-        )
-    ],
-)
 # BERT's specials. fairseq has its own: <pad>, <unk>, <s>, </s> and <mask>.
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LONGEST = 200  # characters; a longer token is unknown, as in BERT
@@ -118,7 +102,11 @@ class SentencePieces:
 
     def encode(self, text: str) -> list[str]:
         """The pieces of a text."""
-        pieces: list[str] = self._processor.encode(text, out_type=str)
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: list[str]) -> list[list[str]]:
+        """The pieces of each text."""
+        pieces: list[list[str]] = self._processor.encode(texts, out_type=str, num_threads=1)
         return pieces
 
     def locate(self, text: str) -> list[Piece]:
@@ -148,22 +136,59 @@ def load(path: Path, lower: bool = True) -> Any:
     return WordPiece(read_vocabulary(path), lower)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """--vocab and --cased, which all sets of this family have."""
-    parser.add_argument("--vocab", type=Path, metavar="FILE",
-                        help="vocab.txt of BERT, or a SentencePiece model (FILE.model)"
-                        )  # fmt: skip
-    parser.add_argument("--cased", action="store_true",
-                        help="vocab.txt has capitals and accents: keep those of the text"
-                        )  # fmt: skip
+def _lines(paths: list[Path]) -> Iterator[str]:
+    for path in paths:
+        with open(path, encoding="utf-8", newline="\n") as stream:
+            for line in stream:
+                yield line.rstrip("\n")
 
 
-def prepared_vocab(args: argparse.Namespace) -> Path:
-    """The file of --vocab; by default the one of the pre-training data."""
-    if args.vocab is not None:
-        return Path(args.vocab)
-    model = PREPARED / MODEL
-    return model if model.is_file() else PREPARED / VOCAB
+def _train(paths: list[Path], size: int, kind: str, coverage: float) -> bytes:
+    model = io.BytesIO()
+    # Text and model are passed in memory: file names would be written into the model, so two
+    # runs in different folders would differ.
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=_lines(paths),
+        model_writer=model,
+        vocab_size=size,
+        model_type=kind,
+        character_coverage=coverage,
+        bos_id=0,
+        pad_id=1,
+        eos_id=2,
+        unk_id=3,
+        shuffle_input_sentence=False,
+        num_threads=16,  # changes the result of "unigram", so not the number of cores
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def train_sentencepiece(
+    paths: list[Path],
+    model: Path,
+    size: int,
+    kind: str,
+    coverage: float,
+    flag: str = "--vocab-size",
+) -> None:
+    """Train a model of exactly `size` pieces (the four specials among them) and write it; `flag`
+    is the one that gave the size."""
+    if size < 16:
+        raise PrepareError(f"{flag} {size}: must be at least 16")
+    # In its own process, so that its memory is freed before the next step.
+    with worker_pool(1) as pool:
+        try:
+            data = pool.submit(_train, paths, size, kind, coverage).result()
+        except (RuntimeError, OSError) as error:
+            said = str(error).rsplit("] ", 1)[-1]  # without the source location
+            raise PrepareError(f"{flag} {size}: SentencePiece says: {said}") from error
+    processor = spm.SentencePieceProcessor(model_proto=data)
+    if processor.get_piece_size() != size:
+        raise PrepareError(
+            f"{flag} {size}: the text gives only {processor.get_piece_size()} pieces"
+        )
+    model.write_bytes(data)
 
 
 def keep(path: Path, folder: Path) -> Path:
@@ -171,11 +196,6 @@ def keep(path: Path, folder: Path) -> Path:
     target = folder / (MODEL if path.suffix == ".model" else VOCAB)
     shutil.copyfile(path, target)
     return target
-
-
-def write_dict(encoder: Any, path: Path) -> None:
-    """fairseq's dictionary of the pieces; it adds <s>, <pad>, </s>, <unk> and the task <mask>."""
-    write_dictionary(path, encoder.words)
 
 
 _encoder: Any = None
@@ -208,29 +228,30 @@ def encode_chunks(
     yield from ordered_map(_encode_chunk, chunks, workers, _start, (str(path), lower))
 
 
-def run_set(
-    name: str,
-    description: str,
-    files: Mapping[str, RequiredFile],
-    build: Callable[[Run, Path, Path], Result],
-    report: Callable[[Result], list[str]],
-    argv: list[str] | None,
-) -> int:
-    """The prepare script of a set that is encoded with the vocabulary of a pre-trained model.
+class PieceSet(DataSet):
+    """A set that is encoded with a vocabulary, by default that of the pre-training data."""
 
-    `build` gets the run, the vocabulary and the folder to fill.
-    """
-    parser = make_parser(name, description)
-    add_flags(parser)
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--vocab", type=Path, metavar="FILE",
+                            help="vocab.txt of BERT, or a SentencePiece model (FILE.model)"
+                            )  # fmt: skip
+        parser.add_argument("--cased", action="store_true",
+                            help="vocab.txt has capitals and accents: keep those of the text"
+                            )  # fmt: skip
 
-    def body(run: Run) -> None:
-        vocab = prepared_vocab(run.args)
-        load(vocab)
-        options: Result = {
-            "vocab": run.sources.hashes({"": Held(vocab)})[vocab.name],
-            "cased": run.args.cased,
-        }
-        wanted = list(files.values())
-        run.publish(options, wanted, lambda folder: build(run, vocab, folder), report)
+    def options(self, run: Run) -> Result:
+        vocab = self.vocab(run)
+        load(vocab)  # its errors show before the text is read
+        return {"vocab": run.checks.hash(vocab), "cased": run.args.cased}
 
-    return run_main(name, parser, body, argv)
+    def vocab(self, run: Run) -> Path:
+        """The file of --vocab."""
+        model = PREPARED / MODEL
+        return Path(run.args.vocab or (model if model.is_file() else PREPARED / VOCAB))
+
+    def start(self, run: Run, folder: Path) -> tuple[Path, Any]:
+        """Keep the vocabulary and write fairseq's dictionary of it to scratch/dict.txt."""
+        vocab = keep(self.vocab(run), folder)
+        encoder = load(vocab, not run.args.cased)
+        write_dictionary(folder / "scratch" / "dict.txt", encoder.words)
+        return vocab, encoder

@@ -10,12 +10,13 @@ import re
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, Sequence
 from xml.etree import ElementTree
 
+from experiments.datasets import PrepareError
 from experiments.datasets.download import progress
-from experiments.datasets.errors import PrepareError
-from experiments.datasets.text import clean, parallel_chunks
+from experiments.datasets.pairs import Lines, parallel_chunks
+from experiments.datasets.text import clean
 
 _BLOCK = 1 << 19
 _TU = re.compile(rb"<tu[\s>].*?</tu>", re.DOTALL)
@@ -28,11 +29,11 @@ ENCODING = "not UTF-8"
 
 
 class Task(NamedTuple):
-    """A part of a corpus for one worker; `languages` are those of its columns or files."""
+    """A part of a corpus for one worker: bytes of one file, or lines of two."""
 
     kind: str
-    languages: tuple[str, str]
-    payload: tuple[bytes, ...] | tuple[list[bytes], list[bytes]]
+    english_first: bool
+    payload: Any
 
 
 class Cleaned(NamedTuple):
@@ -60,7 +61,29 @@ def blocks(path: Path) -> Iterator[bytes]:
                 raise PrepareError(f"{path}: cut short or damaged ({error})") from error
 
 
-def tsv_tasks(path: Path, languages: tuple[str, str]) -> Iterator[Task]:
+def kind_of(names: Sequence[str]) -> str:
+    """The format of a corpus with these files."""
+    return "plain" if len(names) == 2 else "tmx" if ".tmx" in names[0] else "tsv"
+
+
+def read_tasks(paths: Sequence[Path]) -> Iterator[Task]:
+    """The tasks of a corpus: one file, or a German and an English one."""
+    kind = kind_of([path.name for path in paths])
+    if kind == "plain":
+        with progress(paths[0].stat().st_size, paths[0].name) as bar:
+            for lines in parallel_chunks(paths):
+                yield Task(kind, False, lines)
+                bar.update(sum(map(len, lines[0])))
+    elif kind == "tmx":
+        for part in _split_tmx(paths[0]):
+            yield Task(kind, True, part)
+    else:
+        # The columns of ParaCrawl, whose text is a .txt, are in the other order.
+        for part in _split_lines(paths[0]):
+            yield Task(kind, ".txt" in paths[0].name, part)
+
+
+def _split_lines(path: Path) -> Iterator[bytes]:
     """Whole lines of a TSV file. No CSV reader: quotes in these files are plain characters."""
     rest = b""
     for block in blocks(path):
@@ -68,13 +91,13 @@ def tsv_tasks(path: Path, languages: tuple[str, str]) -> Iterator[Task]:
         if not newline:
             rest += block
             continue
-        yield Task("tsv", languages, (rest + head + b"\n",))
+        yield rest + head + b"\n"
         rest = tail
     if rest:
-        yield Task("tsv", languages, (rest,))
+        yield rest
 
 
-def tmx_tasks(path: Path) -> Iterator[Task]:
+def _split_tmx(path: Path) -> Iterator[bytes]:
     """Whole <tu> elements of a TMX file; the XML itself is parsed by the workers."""
     rest = b""
     body = False
@@ -92,18 +115,10 @@ def tmx_tasks(path: Path) -> Iterator[Task]:
         end = rest.rfind(b"</tu>")
         if end >= 0:
             end += len(b"</tu>")
-            yield Task("tmx", ("en", "de"), (rest[:end],))
+            yield rest[:end]
             rest = rest[end:]
     if not body or b"</body>" not in rest:
         raise PrepareError(f"{path}: not a whole TMX file (no </body> at its end)")
-
-
-def plain_tasks(paths: tuple[Path, Path], languages: tuple[str, str]) -> Iterator[Task]:
-    """Lines of two parallel files."""
-    with progress(paths[0].stat().st_size, paths[0].name) as bar:
-        for left, right in parallel_chunks(paths):
-            yield Task("plain", languages, (left, right))
-            bar.update(sum(map(len, left)))
 
 
 def _tsv_pairs(payload: bytes) -> Iterator[tuple[str, str] | str]:
@@ -122,8 +137,8 @@ def _tsv_pairs(payload: bytes) -> Iterator[tuple[str, str] | str]:
             yield columns[0], columns[1]  # further columns are not text
 
 
-def _plain_pairs(left: list[bytes], right: list[bytes]) -> Iterator[tuple[str, str] | str]:
-    for one, other in zip(left, right):
+def _plain_pairs(lines: Lines) -> Iterator[tuple[str, str] | str]:
+    for one, other in zip(*lines):
         try:
             yield one.decode("utf-8"), other.decode("utf-8")
         except UnicodeDecodeError:
@@ -153,13 +168,8 @@ def _tmx_pairs(payload: bytes) -> Iterator[tuple[str, str] | str]:
 
 def clean_chunk(task: Task) -> Cleaned:
     """The clean pairs of a task; counts hold "read", "kept" and one entry per reason."""
-    if task.kind == "tsv":
-        pairs = _tsv_pairs(task.payload[0])  # type: ignore[arg-type]
-    elif task.kind == "tmx":
-        pairs = _tmx_pairs(task.payload[0])  # type: ignore[arg-type]
-    else:
-        pairs = _plain_pairs(*task.payload)  # type: ignore[arg-type]
-    swap = task.languages[0] == "de"
+    read = _tsv_pairs if task.kind == "tsv" else _tmx_pairs
+    pairs = _plain_pairs(task.payload) if task.kind == "plain" else read(task.payload)
     counts: Counter[str] = Counter()
     english: list[str] = []
     german: list[str] = []
@@ -173,8 +183,8 @@ def clean_chunk(task: Task) -> Cleaned:
             counts[EMPTY if first or second else BREAK] += 1
             continue
         counts["kept"] += 1
-        english.append(second if swap else first)
-        german.append(first if swap else second)
+        english.append(first if task.english_first else second)
+        german.append(second if task.english_first else first)
     return Cleaned(_join(english), _join(german), counts)
 
 

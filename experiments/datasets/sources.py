@@ -1,76 +1,77 @@
-"""Where the files of a data set come from: a local folder or the network.
+"""Where the files of a data set come from: a local folder, or the network see files.txt.
 
 Both give a path to each wanted file, with its checksum verified.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Callable, Mapping, Sequence, Tuple, TypeVar
+from typing import Callable, Sequence, Tuple, TypeVar
 
+from experiments.datasets import PrepareError, Unfit
 from experiments.datasets.archives import extract
-from experiments.datasets.checksums import UNKNOWN, Checks, Digest
-from experiments.datasets.checksums import known as known_digest
+from experiments.datasets.checksums import UNKNOWN, Digest
 from experiments.datasets.download import Downloader, Remote
-from experiments.datasets.errors import PrepareError, Rejected, Unfit
 
 T = TypeVar("T")
-_Choice = Tuple[str, bool, Callable[[], T]]  # its name, whether a checksum is known, the attempt
-
-
-@dataclass(frozen=True)
-class Route:
-    """One way to get a file: a download that is the file, or that contains it as `member`."""
-
-    remote: Remote
-    member: str | None = None
+_PLACE = re.compile(r"(?:([\w.-]+)=)?(https?://[^!]+)(?:!(.+))?")
 
 
 @dataclass(frozen=True)
 class RequiredFile:
-    """A file that a data set needs; `aliases` are other names for the same bytes."""
+    """A file that a data set needs, and the downloads that are or contain it; `aliases` are other
+    paths in the folder of --from."""
 
     name: str
-    routes: tuple[Route, ...]
+    routes: tuple[Remote, ...]
     digest: Digest = UNKNOWN
     aliases: tuple[str, ...] = ()
 
 
-def remote(data: str, name: str, *urls: str) -> Remote:
-    """A download of a data set; {} in an address stands for its name."""
-    return Remote(name, tuple(url.replace("{}", name) for url in urls), known_digest(data, name))
+Choice = Tuple[RequiredFile, Remote]
 
 
-def required(
-    data: str,
-    name: str,
-    urls: Sequence[str] = (),
-    archives: Sequence[tuple[Remote, str]] = (),
-    aliases: tuple[str, ...] = (),
-    archives_first: bool = False,
-) -> RequiredFile:
-    """A file of a data set that is at `urls`, or in `archives` as the member beside each."""
-    routes = [Route(archive, member) for archive, member in archives]
-    plain = [Route(remote(data, name, *urls))] if urls else []
-    ordered = [*routes, *plain] if archives_first else [*plain, *routes]
-    return RequiredFile(name, tuple(ordered), known_digest(data, name), aliases)
+@lru_cache(maxsize=None)
+def _section(data: str) -> tuple[dict[str, Digest], dict[str, list[str]]]:
+    """What files.txt says of a data set: digests and places by file, "" for those of all."""
+    text = Path(__file__).with_name("files.txt").read_text(encoding="utf-8")
+    digests: dict[str, Digest] = {}
+    name = ""
+    places: dict[str, list[str]] = {name: []}
+    for line in text.partition(f"\n[{data}]\n")[2].partition("\n[")[0].splitlines():
+        if line.startswith(" "):
+            places[name].append(line.strip())
+        elif line:
+            name, *facts = line.split()
+            digits = dict(item.split(":") for item in facts[1:])
+            size = int(facts[0]) if facts and facts[0] != "-" else None
+            digests[name] = Digest(size, **digits)
+            places[name] = []
+    return digests, places
 
 
-@dataclass(frozen=True)
-class Held:
-    """A wanted file on disk: `path` is the file itself, or the archive of `route`."""
-
-    path: Path
-    route: Route | None = None
-    downloaded: bool = False
-
-    @property
-    def member(self) -> str | None:
-        return None if self.route is None else self.route.member
+def required(data: str, name: str) -> RequiredFile:
+    """A file of a data set, as files.txt describes it."""
+    digests, places = _section(data)
+    aliases: list[str] = []
+    urls: dict[tuple[str, str | None], list[str]] = {}  # by the download and the member
+    for place in places[""] + places.get(name, []):
+        found = _PLACE.fullmatch(place.replace("{}", name))
+        if found is None:
+            aliases.append(place.replace("{}", name))
+        else:
+            own, url, member = found.groups()
+            packed = own or url.rpartition("/")[2]
+            urls.setdefault((packed if member else name, member), []).append(url)
+    routes = [
+        Remote(file, tuple(found), digests.get(file, UNKNOWN), member)
+        for (file, member), found in urls.items()
+    ]
+    return RequiredFile(name, tuple(routes), digests.get(name, UNKNOWN), tuple(aliases))
 
 
 class Sources:
@@ -80,180 +81,116 @@ class Sources:
         self.folder = folder
         self.work = work
         self.downloader = downloader
-        self.used: dict[str, Held] = {}  # everything that was fetched and not rejected
+        self.checks = downloader.checks
+        self.used: dict[str, Path] = {}  # by wanted file, the file or archive that it came from
         self._said: set[str] = set()
         if folder is not None and not folder.is_dir():
             raise PrepareError(f"--from {folder}: no such folder")
 
-    @property
-    def checks(self) -> Checks:
-        return self.downloader.checks
-
-    def locate(self, wanted: RequiredFile) -> Held | None:
-        """The file in --from, or an archive there that contains it."""
+    def locate(self, wanted: RequiredFile) -> tuple[Path, Remote | None] | None:
+        """The file in --from, or an archive there that contains it and its route."""
         assert self.folder is not None
-        names = [wanted.name, *wanted.aliases]
-        names += [r.member for r in wanted.routes if r.member and "*" not in r.member]
-        for name in names:
+        members = [r.member for r in wanted.routes if r.member and "*" not in r.member]
+        for name in [wanted.name, *wanted.aliases, *members]:
             if (self.folder / name).is_file():
-                return Held(self.folder / name)
+                return self.folder / name, None
         for route in wanted.routes:
-            if route.member is None:
-                continue
             # Not by the last part of an address: WMT18 and WMT19 both have a test.tgz.
-            if (self.folder / route.remote.name).is_file():
-                return Held(self.folder / route.remote.name, route)
+            if route.member is not None and (self.folder / route.name).is_file():
+                return self.folder / route.name, route
         return None
 
-    def obtain(self, wanted: Sequence[RequiredFile]) -> dict[str, Path]:
-        """Fetch and unpack; if a download cannot be unpacked, the next one is tried."""
-        while True:
-            with suppress(Rejected):  # no address is tried twice, so this terminates
-                return self.unpack(self.fetch(wanted), wanted)
-
-    def fetch(self, wanted: Sequence[RequiredFile]) -> dict[str, Held]:
-        """Find or download every wanted file, verified but not yet unpacked."""
-        return self.fetch_first([wanted])[1]
-
-    def fetch_first(self, forms: Sequence[Sequence[RequiredFile]]) -> tuple[int, dict[str, Held]]:
-        """The first available of several forms of a text: its index and its files."""
-        if self.folder is not None:
-            self._require_all(forms[0])  # before spending time on checksums
-            found = 0, {item.name: self._local(item) for item in forms[0]}
-        else:
-            hint = "run again to resume, or pass --from DIR with the files in it"
-            try:
-                found = self._first([self._form(*form) for form in enumerate(forms)])
-            except PrepareError as error:
-                raise PrepareError(f"{error} ({hint})") from error
-        self.used.update(found[1])
-        return found
-
-    def checked(self, held: Mapping[str, Held], wanted: Sequence[RequiredFile]) -> bool:
-        """Whether checksums show that all of these files are the documented ones."""
-        found = [(item, held[item.name].route) for item in wanted]
-        return all(route is not None and self._known(item, route) for item, route in found)
-
-    def reject(
-        self, held: Mapping[str, Held], wanted: Sequence[RequiredFile], error: Exception
-    ) -> None:
-        """These files cannot be used: if they were downloaded, others are tried."""
-        known = False
-        remotes: dict[Remote, None] = {}
-        for item in wanted:
-            found = held[item.name]
-            if found.route is None or not found.downloaded:
-                return
-            known = known or self._known(item, found.route)
-            remotes[found.route.remote] = None
-            self.used.pop(item.name, None)
-        for remote in remotes:
-            self.downloader.reject(remote, str(error), wrong=known)
-        raise Rejected(str(error)) from error
-
-    def unpack(self, held: Mapping[str, Held], wanted: Sequence[RequiredFile]) -> dict[str, Path]:
-        """Paths of the files themselves; each archive is read once."""
-        paths: dict[str, Path] = {}
-        for item in wanted:
-            archive = held[item.name].path
-            if held[item.name].member is None:
-                paths[item.name] = archive
-            elif item.name not in paths:
-                holds = [other for other in wanted if held[other.name].path == archive]
-                try:
-                    paths.update(self._extract(archive, held, holds))
-                except PrepareError as error:
-                    self.reject(held, holds, error)
-                    raise
-        return paths
-
-    def hashes(self, held: Mapping[str, Held]) -> dict[str, str]:
-        """SHA-256 of every file or archive in use, by file name: the inputs of a stamp."""
-        paths = {item.path for item in held.values()}
-        return {path.name: self.checks.hash(path) for path in sorted(paths)}
-
-    def _require_all(self, wanted: Sequence[RequiredFile]) -> None:
-        missing = [item for item in wanted if self.locate(item) is None]
+    def local(self, wanted: Sequence[RequiredFile]) -> dict[str, tuple[Path, Remote | None]]:
+        """Every wanted file in --from, verified but not yet unpacked."""
+        places = {item.name: self.locate(item) for item in wanted}
+        missing = [item for item in wanted if places[item.name] is None]
         if missing:
             routes = [route for item in missing for route in item.routes if route.member]
-            archives = list(dict.fromkeys(route.remote.name for route in routes))
+            archives = list(dict.fromkeys(route.name for route in routes))
             also = f" (nor {', '.join(archives)})" if archives else ""
             names = ", ".join(item.name for item in missing)
             raise PrepareError(f"--from {self.folder}: no {names}{also}")
+        found = {}
+        for item in wanted:
+            place = found[item.name] = places[item.name] or (Path(), None)
+            what = place[1] or item
+            self.checks.require(place[0], what.name, what.digest)
+            self.used[item.name] = place[0]
+        return found
 
-    def _local(self, item: RequiredFile) -> Held:
-        held = self.locate(item)
-        assert held is not None
-        if held.route is None:
-            self.checks.require(held.path, item.name, item.digest)
-        else:
-            self.checks.require(held.path, held.route.remote.name, held.route.remote.digest)
-        return held
+    def obtain(self, wanted: Sequence[RequiredFile]) -> dict[str, Path]:
+        """Find or download every wanted file, and unpack it; each archive is read once."""
+        paths: dict[str, Path] = {}
+        places = self.local(wanted) if self.folder is not None else {}
+        for item in wanted:
+            left = [other for other in wanted if other.name not in paths]
+            path, route = places.get(item.name, (None, None))
+            if item not in left:
+                continue
+            if path is None:
+                choices = [(item, route) for route in item.routes]
+                paths.update(self.first(choices, partial(self.unpack, left)))
+            elif route is None:
+                paths[item.name] = path
+            else:
+                same = [other for other in left if places[other.name][0] == path]
+                paths.update(self.unpack(same, (item, route), path))
+        return {item.name: paths[item.name] for item in wanted}
 
-    def _known(self, item: RequiredFile, route: Route) -> bool:
-        """Whether a known checksum verifies the file of this route."""
-        digests = [self.checks.digest(route.remote.name, route.remote.digest)]
-        if route.member is not None:
-            digests.append(self.checks.digest(item.name, item.digest))
-        return any(digest.best() is not None for digest in digests)
+    def unpack(self, wanted: Sequence[RequiredFile], choice: Choice, path: Path) -> dict[str, Path]:
+        """The chosen file; if it is in an archive, so are others of `wanted`."""
+        item, chosen = choice
+        if chosen.member is None:
+            self.used[item.name] = path
+            return {item.name: path}
+        folder = self.work / "extracted" / path.name
+        members = {
+            other: route.member
+            for other in wanted
+            for route in other.routes
+            if route.name == chosen.name and route.member is not None
+        }
+        targets = {other.name: folder / other.name for other in members}
+        extract(path, {member: targets[other.name] for other, member in members.items()})
+        for other in members:
+            try:
+                self.checks.require(targets[other.name], other.name, other.digest)
+            except PrepareError as error:
+                raise PrepareError(f"{error} (from {path})") from error
+            self.used[other.name] = path
+        return targets
 
-    def _form(
-        self, index: int, wanted: Sequence[RequiredFile]
-    ) -> _Choice[tuple[int, dict[str, Held]]]:
-        routes = [(item, route) for item in wanted for route in item.routes]
-        name = ", ".join(dict.fromkeys(item.routes[0].remote.name for item in wanted))
-        known = all(self._known(item, route) for item, route in routes)
-        return name, known, lambda: (index, {item.name: self._network(item) for item in wanted})
-
-    def _network(self, item: RequiredFile) -> Held:
-        def attempt(route: Route) -> Held:
-            return Held(self.downloader.get(route.remote), route, downloaded=True)
-
-        return self._first(
-            [(r.remote.name, self._known(item, r), partial(attempt, r)) for r in item.routes]
-        )
-
-    def _first(self, choices: Sequence[_Choice[T]]) -> T:
-        """The first choice that works.
-
-        After wrong bytes or a full disk, no file without a known checksum is used instead.
-        """
+    def first(self, choices: Sequence[Choice], use: Callable[[Choice, Path], T]) -> T:
+        """What `use` makes of the first download that works. It raises PrepareError for one that
+        cannot be used. After wrong bytes or a full disk, no file without a known checksum is used
+        instead."""
         reasons: list[str] = []
-        failure = ""
         careful = False
-        for name, known, attempt in choices:
+        for choice in choices:
+            item, route = choice
+            name, known = route.name, self._known(item, route)
             if careful and not known:
                 reasons.append(f"{name} is not used instead, because it has no known checksum")
                 continue
-            if failure:
+            if reasons:
                 doubt = "" if known else " (it has no known checksum)"
-                self._say(f"{failure}; trying {name} instead{doubt}")
+                self._say(f"{reasons[-1]}; trying {name} instead{doubt}")
             try:
-                return attempt()
+                return self.downloader.get(route, partial(use, choice), known)
             except PrepareError as error:
                 careful = careful or isinstance(error, Unfit)
-                failure = str(error)
-                reasons.append(failure)
-        raise (Unfit if careful else PrepareError)("; ".join(reasons))
+                reasons.append(str(error))
+        hint = "run again to resume, or pass --from DIR with the files in it"
+        raise PrepareError(f"{'; '.join(reasons)} ({hint})")
+
+    def _known(self, item: RequiredFile, route: Remote) -> bool:
+        """Whether a known checksum verifies the file of this route."""
+        digests = [self.checks.digest(route.name, route.digest)]
+        if route.member is not None:
+            digests.append(self.checks.digest(item.name, item.digest))
+        return any(digest.best() is not None for digest in digests)
 
     def _say(self, message: str) -> None:
         if message not in self._said:
             self._said.add(message)
             print(message, file=sys.stderr)
-
-    def _extract(
-        self, archive: Path, held: Mapping[str, Held], holds: Sequence[RequiredFile]
-    ) -> dict[str, Path]:
-        folder = self.work / "extracted" / archive.name
-        members: dict[str, Path] = {}
-        for item in holds:
-            member = held[item.name].member
-            assert member is not None
-            members[member] = folder / item.name
-        extract(archive, members)
-        for item in holds:
-            try:
-                self.checks.require(folder / item.name, item.name, item.digest)
-            except PrepareError as error:
-                raise PrepareError(f"{error} (from {archive})") from error
-        return {item.name: folder / item.name for item in holds}

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any, ClassVar, Dict, Iterator
 
-from experiments.datasets import pieces
+from experiments.datasets import PrepareError, pieces
 from experiments.datasets.binarize import dictionary_size, preprocess_parts
 from experiments.datasets.cli import Result, Run
-from experiments.datasets.errors import PrepareError
 from experiments.datasets.sources import RequiredFile, required
 from experiments.datasets.text import ordered_map
 
@@ -26,31 +23,6 @@ Encoded = Dict[str, str]  # a line for each file of a split
 
 class BadQuestion(PrepareError):
     """A question whose answers do not fit its context."""
-
-
-@dataclass(frozen=True)
-class QuestionSet:
-    """A version of SQuAD: its files, the number of questions, whether some have no answer."""
-
-    title: str
-    files: dict[str, RequiredFile]
-    questions: dict[str, int]
-    unanswerable: bool
-
-
-def _version(number: str, train: int, valid: int, unanswerable: bool) -> QuestionSet:
-    name = f"squad{number[0]}"
-    url = "https://rajpurkar.github.io/SQuAD-explorer/dataset/{}"
-    parts = {"train": f"train-v{number}.json", "valid": f"dev-v{number}.json"}
-    files = {split: required(name, file, [url]) for split, file in parts.items()}
-    questions = {"train": train, "valid": valid}
-    return QuestionSet(f"SQuAD {number}", files, questions, unanswerable)
-
-
-SETS = {
-    "squad1": _version("1.1", 87599, 10570, unanswerable=False),
-    "squad2": _version("2.0", 130319, 11873, unanswerable=True),
-}
 
 
 def read_paragraphs(path: Path) -> list[dict[str, Any]]:
@@ -161,61 +133,69 @@ def _chunks(paragraphs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         yield paragraphs[start : start + _PARAGRAPHS]
 
 
-def _encode_split(run: Run, data: QuestionSet, vocab: Path, path: Path, outputs: Result) -> Result:
-    """Write the lines of a split; `outputs` are paths by the names in `Encoded`."""
-    counts: Result = {"questions": 0, "answered": 0}
-    setting = (str(vocab), not run.args.cased, data.unanswerable)
-    chunks = _chunks(read_paragraphs(path))
-    with contextlib.ExitStack() as files:
-        streams = {
-            name: files.enter_context(open(target, "w", encoding="utf-8", newline="\n"))
-            for name, target in outputs.items()
-        }
-        try:
-            for lines in ordered_map(_encode_paragraphs, chunks, run.workers, _start, setting):
-                for line in lines:
-                    counts["questions"] += 1
-                    counts["answered"] += not line["spans"].startswith("-")
-                    for name, stream in streams.items():
-                        stream.write(line[name] + "\n")
-        except BadQuestion as error:
-            raise PrepareError(f"{path}: {error}") from error
-    if not counts["questions"]:
-        raise PrepareError(f"{path}: no questions in it")
-    return counts
+@dataclass(frozen=True)
+class QuestionSet(pieces.PieceSet):
+    """A version of SQuAD: its questions in train and valid, whether some have no answer."""
+
+    description: ClassVar[str] = "{}: pieces and answers for the task squad."
+    title: str
+    questions: tuple[int, int]
+    unanswerable: bool
+
+    def files(self, run: Run) -> list[RequiredFile]:
+        version = self.title.split()[1]
+        return [required(run.name, f"{split}-v{version}.json") for split in ("train", "dev")]
+
+    def build(self, run: Run, folder: Path) -> Result:
+        paths = list(run.sources.obtain(self.files(run)).values())
+        vocab, _ = self.start(run, folder)
+        scratch = folder / "scratch"
+        counts: Result = {}
+        for split, path, documented in zip(("train", "valid"), paths, self.questions):
+            outputs = {part: scratch / f"{split}.{part}" for part in PARTS}
+            outputs["spans"] = folder / f"{split}.spans"
+            if split != "train":  # what predictions need
+                outputs["examples"] = folder / f"{split}.examples.jsonl"
+            counts[split] = self._encode_split(run, vocab, path, outputs)
+            run.expect(f"{split} questions", counts[split]["questions"], documented)
+        dictionaries = dict.fromkeys(PARTS, scratch / "dict.txt")
+        preprocess_parts(folder, dictionaries, list(counts), run.workers)
+        return {"counts": counts, "dictionary": dictionary_size(folder / "question" / "dict.txt")}
+
+    def _encode_split(
+        self, run: Run, vocab: Path, path: Path, outputs: dict[str, Path]
+    ) -> dict[str, int]:
+        """Write the lines of a split; `outputs` are paths by the names in `Encoded`."""
+        counts = {"questions": 0, "answered": 0}
+        setting = (str(vocab), not run.args.cased, self.unanswerable)
+        chunks = _chunks(read_paragraphs(path))
+        with contextlib.ExitStack() as files:
+            streams = {
+                name: files.enter_context(open(target, "w", encoding="utf-8", newline="\n"))
+                for name, target in outputs.items()
+            }
+            try:
+                for lines in ordered_map(_encode_paragraphs, chunks, run.workers, _start, setting):
+                    for line in lines:
+                        counts["questions"] += 1
+                        counts["answered"] += not line["spans"].startswith("-")
+                        for name, stream in streams.items():
+                            stream.write(line[name] + "\n")
+            except BadQuestion as error:
+                raise PrepareError(f"{path}: {error}") from error
+        if not counts["questions"]:
+            raise PrepareError(f"{path}: no questions in it")
+        return counts
+
+    def report(self, result: Result) -> list[str]:
+        lines = [
+            f"{split}: {counts['questions']:,} questions, {counts['answered']:,} with an answer"
+            for split, counts in result["counts"].items()
+        ]
+        return [*lines, f"{result['dictionary'] + 1:,} rows of the embedding, with <mask>"]
 
 
-def _build(data: QuestionSet, run: Run, vocab: Path, folder: Path) -> Result:
-    encoder = pieces.load(vocab, not run.args.cased)
-    paths = run.sources.obtain(list(data.files.values()))
-    pieces.keep(vocab, folder)
-    scratch = folder / "scratch"
-    scratch.mkdir()
-    pieces.write_dict(encoder, scratch / "dict.txt")
-    counts: Result = {}
-    for split, wanted in data.files.items():
-        outputs = {part: scratch / f"{split}.{part}" for part in PARTS}
-        outputs["spans"] = folder / f"{split}.spans"
-        if split != "train":  # what predictions need
-            outputs["examples"] = folder / f"{split}.examples.jsonl"
-        counts[split] = _encode_split(run, data, vocab, paths[wanted.name], outputs)
-        run.expect(f"{split} questions", counts[split]["questions"], data.questions[split])
-    dictionaries = dict.fromkeys(PARTS, scratch / "dict.txt")
-    preprocess_parts(folder, scratch, dictionaries, list(data.files), run.workers)
-    shutil.rmtree(scratch)
-    return {"counts": counts, "dictionary": dictionary_size(folder / "question" / "dict.txt")}
-
-
-def _report(result: Result) -> list[str]:
-    lines = [
-        f"{split}: {counts['questions']:,} questions, {counts['answered']:,} with an answer"
-        for split, counts in result["counts"].items()
-    ]
-    return [*lines, f"{result['dictionary'] + 1:,} rows of the embedding, with <mask>"]
-
-
-def main(name: str, argv: list[str] | None = None) -> int:
-    """Prepare one of the sets; the exit code."""
-    data = SETS[name]
-    description = f"{data.title}: pieces and answers for the task squad."
-    return pieces.run_set(name, description, data.files, partial(_build, data), _report, argv)
+SETS = {
+    "squad1": QuestionSet("SQuAD 1.1", (87599, 10570), unanswerable=False),
+    "squad2": QuestionSet("SQuAD 2.0", (130319, 11873), unanswerable=True),
+}

@@ -11,11 +11,10 @@ import signal
 from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Sequence, TypeVar
 
-from experiments.datasets.errors import PrepareError
+from experiments.datasets import PrepareError
 
 CHUNK = 5_000  # lines; a few per worker are in memory, and there may be many workers
 _Item = TypeVar("_Item")
@@ -88,23 +87,27 @@ def ordered_map(
             yield waiting.popleft().result()
 
 
-def parallel_chunks(
-    paths: tuple[Path, Path], size: int = CHUNK
-) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """Lines of two parallel files; PrepareError if one of them is longer."""
-    done = 0
-    # Binary files break lines at LF alone.
-    with open(paths[0], "rb") as first, open(paths[1], "rb") as second:
-        while True:
-            left, right = list(islice(first, size)), list(islice(second, size))
-            if len(left) != len(right):
-                lines = [done + len(left), done + len(right)]
-                lines[0] += sum(1 for _ in first)
-                lines[1] += sum(1 for _ in second)
-                raise PrepareError(
-                    f"{paths[0]} has {lines[0]} lines, {paths[1]} has {lines[1]}: not parallel"
-                )
-            if not left:
-                return
-            done += len(left)
-            yield left, right
+class LineWriter(contextlib.ExitStack):
+    """Writes lines side by side to PREFIX.ENDING; after `size` of them to PREFIX1.ENDING, ..."""
+
+    def __init__(self, prefix: Path, endings: Sequence[str], size: int = 0) -> None:
+        super().__init__()
+        self.prefix, self.endings, self.size = prefix, endings, size
+        self.shards: list[Path] = []  # their prefixes
+        self._open()
+
+    def write(self, *lines: str) -> None:
+        """A line for each ending, without its line feed."""
+        if self.size and self._lines == self.size:
+            self.close()
+            self._open()
+        for stream, line in zip(self._streams, lines):
+            stream.write(line + "\n")
+        self._lines += 1
+
+    def _open(self) -> None:
+        self.shards.append(self.prefix.with_name(f"{self.prefix.name}{len(self.shards) or ''}"))
+        paths = [f"{self.shards[-1]}.{ending}" for ending in self.endings]
+        self._lines = 0
+        opened = (open(path, "w", encoding="utf-8", newline="\n") for path in paths)
+        self._streams = [self.enter_context(stream) for stream in opened]

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.datasets import PrepareError
 from experiments.datasets.__main__ import prepare
 from experiments.datasets.archives import extract
-from experiments.datasets.errors import PrepareError
 from helpers.data_server import make_zip, tree
 
 TEXT = b"alpha\n" * 400

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.datasets import PrepareError
 from experiments.datasets.archives import extract
-from experiments.datasets.errors import PrepareError
 from helpers.data_server import make_tgz, make_zip, tree
 
 MEMBERS = {"./d/a.txt": b"alpha\n" * 50_000, "d/b.txt": b"beta\n"}

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.datasets import bert, pieces
+from experiments.datasets import pieces
+from experiments.datasets.__main__ import prepare
 from experiments.datasets.pieces import SPECIALS
 from helpers.data_server import tree
 
@@ -40,7 +41,7 @@ def ids(folder: Path, split: str) -> list[int]:
 
 
 def test_text_becomes_ids(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bert.main(flags(text)) == 0
+    assert prepare("bert", flags(text)) == 0
     printed = capsys.readouterr().out
     assert "| train: 3 lines, 12 pieces, 25.00% unknown" in printed
     assert "| valid: 2 lines, 5 pieces, 0.00% unknown" in printed
@@ -57,12 +58,12 @@ def test_text_becomes_ids(text: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert ids(out, "train") == [5, 6, 7, 8, 9, 2, 3, 3, 6, 3, 2]
     assert ids(out, "train1") == [5, 6, 8, 2]
     assert ids(out, "valid") == [5, 6, 9, 2, 5, 9, 2]
-    assert bert.main(flags(text)) == 0
+    assert prepare("bert", flags(text)) == 0
     assert "nothing to do" in capsys.readouterr().out
 
 
 def test_several_workers_and_documents(text: Path) -> None:
-    assert bert.main(flags(text, "--workers", 2, "--documents")) == 0
+    assert prepare("bert", flags(text, "--workers", 2, "--documents")) == 0
     assert ids(text / "bin", "train") == [5, 6, 7, 8, 9, 2, 2, 3, 3, 6, 3, 2]
 
 
@@ -70,12 +71,12 @@ def test_interrupted_run_keeps_the_finished_files(
     text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (text / "w.txt").write_bytes(b"the\ncat \xff\n")
-    assert bert.main(flags(text)) == 2
+    assert prepare("bert", flags(text)) == 2
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1 and "w.txt: line 2: not UTF-8 text" in errors
     assert not (text / "bin").exists()
     (text / "w.txt").write_text("the .\n")
-    assert bert.main(flags(text)) == 0
+    assert prepare("bert", flags(text)) == 0
     printed = capsys.readouterr().out
     assert "w.txt: pieces" in printed and "a.txt: pieces" not in printed
     assert ids(text / "bin", "train") == [5, 6, 7, 8, 9, 2, 3, 3, 6, 3, 2]
@@ -92,7 +93,7 @@ def test_interrupted_run_keeps_the_finished_files(
 def test_errors_are_one_line(
     text: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bert.main(flags(text, *more)) == 2
+    assert prepare("bert", flags(text, *more)) == 2
     errors = capsys.readouterr().err
     assert message in errors and errors.count("\n") == 1
     assert not (text / "bin").exists()
@@ -100,7 +101,7 @@ def test_errors_are_one_line(
 
 def test_empty_text_is_refused(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (text / "v.txt").write_text("\n \n")
-    assert bert.main(flags(text)) == 2
+    assert prepare("bert", flags(text)) == 2
     assert "v.txt: no text in it" in capsys.readouterr().err
 
 
@@ -110,7 +111,7 @@ def test_sentencepiece(text: Path) -> None:
     words = [
         w for w in flags(text, "--spm-size", "60") if w not in ("--vocab", str(text / "vocab.txt"))
     ]
-    assert bert.main(words) == 0
+    assert prepare("bert", words) == 0
     out = text / "bin"
     assert len((out / "dict.txt").read_text().splitlines()) == 56
     encoder = pieces.load(out / "spm.model")

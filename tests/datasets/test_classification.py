@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.datasets import PrepareError
 from experiments.datasets.__main__ import prepare
-from experiments.datasets.classification import Labels, is_held_out
-from experiments.datasets.errors import PrepareError
-from experiments.datasets.rows import Columns, read_rows
-from experiments.datasets.zhang2015 import SETS
+from experiments.datasets.classification import SETS, ZhangSet, is_held_out
+from experiments.datasets.rows import Columns, Labels, read_rows
+from experiments.datasets.sources import required
 from fairseq_dpq.cli.classify import split_words
 from helpers.data_server import Server, make_tgz, tree, write_checksums
 from helpers.documents import make_rows
@@ -26,7 +26,7 @@ def run(name: str, *argv: object) -> int:
 def read_file(folder: Path, text: str | bytes, columns: Columns) -> list[tuple[str, str, int]]:
     path = folder / "rows"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return [tuple(row) for row in read_rows(path, columns)]  # type: ignore[misc]
+    return [(row.label, " ".join(row.texts), row.line) for row in read_rows(path, columns)]
 
 
 # ---- rows ----
@@ -73,7 +73,7 @@ TWO = Columns("1", ("2",))
         (b"1,a\n2,\xff\n", TWO, "line 2: not UTF-8 text"),
         ("", TWO, "is empty"),
         ("\n\n", TWO, "is empty"),
-        ("x,y\n", Columns("1", ("2",), header=True), "no documents in it"),
+        ("x,y\n", Columns("1", ("2",), header=True), "no rows in it"),
         (" ,a\n", TWO, "line 1: the label is empty"),
     ],
 )
@@ -113,9 +113,12 @@ def test_held_out_part_has_its_size_and_depends_on_the_seed() -> None:
 # ---- the sets ----
 
 
-@pytest.mark.parametrize("name", SETS)
+ZHANG = {name: data for name, data in SETS.items() if isinstance(data, ZhangSet)}
+
+
+@pytest.mark.parametrize("name", ZHANG)
 def test_sets_are_those_of_the_paper(name: str) -> None:
-    data = SETS[name]
+    data = ZHANG[name]
     assert len(data.classes) == len(set(data.classes))
     assert (len(data.classes), data.documents["train"], data.documents["test"]) == {
         "ag_news": (4, 120_000, 7_600),
@@ -124,8 +127,8 @@ def test_sets_are_those_of_the_paper(name: str) -> None:
         "yelp_polarity": (2, 560_000, 38_000),
         "yelp_full": (5, 650_000, 50_000),
     }[name]
-    for wanted in data.files(name):
-        assert all(route.remote.digest for route in wanted.routes if "torch" not in str(route))
+    for wanted in (required(name, f"{split}.csv") for split in ("train", "test")):
+        assert all(route.digest for route in wanted.routes if "torch" not in str(route))
         assert all(not c.split()[1:] for c in data.classes)
     assert data.columns.count == 1 + len(data.columns.texts)
 
@@ -162,7 +165,7 @@ def test_ag_news_from_an_archive_on_the_network(
     names = [f"{s}.{end}" for s in ("train", "valid", "test") for end in ("bin", "idx")]
     expected = [f"{part}/{name}" for part in ("input0", "label") for name in [*names, "dict.txt"]]
     assert tree(out) == sorted([*expected, "prepare.json"])
-    assert (out / "label" / "dict.txt").read_text().split()[::2] == list(SETS["ag_news"].classes)
+    assert (out / "label" / "dict.txt").read_text().split()[::2] == list(ZHANG["ag_news"].classes)
     stamp = json.loads((out / "prepare.json").read_text())["result"]
     counts = {split: numbers[0] for split, numbers in stamp["counts"].items()}
     assert counts["train"] + counts["valid"] == 400 and counts["test"] == 50

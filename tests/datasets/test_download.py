@@ -12,24 +12,30 @@ from pathlib import Path
 
 import pytest
 
-from experiments.datasets import download
+from experiments.datasets import PrepareError, Unfit, download
 from experiments.datasets.checksums import Checks, Digest, read_checksum_file
 from experiments.datasets.download import Downloader, Remote
-from experiments.datasets.errors import PrepareError, Unfit
 from helpers.data_server import Server, messages
 
 BODY = random.Random(1).getrandbits(8 * 700_000).to_bytes(700_000, "big")
 GOOD = Digest(size=len(BODY), sha256=hashlib.sha256(BODY).hexdigest())
 
 
-def downloader(folder: Path, checks: Checks | None = None, **kwargs: object) -> Downloader:
-    return Downloader(folder, checks or Checks(), retries=1, wait=0.01, **kwargs)  # type: ignore[arg-type]
+class Loader(Downloader):
+    """Its files are used as they are."""
+
+    def path(self, remote: Remote) -> Path:
+        return self.get(remote, lambda path: path)
+
+
+def downloader(folder: Path, checks: Checks | None = None, **kwargs: object) -> Loader:
+    return Loader(folder, checks or Checks(), retries=1, wait=0.01, **kwargs)  # type: ignore[arg-type]
 
 
 def test_resumes_an_interrupted_download(server: Server, tmp_path: Path) -> None:
     server.files["/a.bin"] = BODY
     server.break_off["/a.bin"] = [300_000, 200_000]
-    path = downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+    path = downloader(tmp_path).path(Remote("a.bin", (server.url + "/a.bin",), GOOD))
     assert path.read_bytes() == BODY
     assert server.requests == [
         ("/a.bin", ""),
@@ -44,14 +50,14 @@ def test_a_later_run_resumes_the_part_file(server: Server, tmp_path: Path) -> No
     server.break_off["/a.bin"] = [1000, 0, 0, 0, 0]
     remote = Remote("a.bin", (server.url + "/a.bin",), GOOD)
     with pytest.raises(PrepareError, match=r"1000 bytes kept in a\.bin\.part"):
-        downloader(tmp_path).get(remote)
+        downloader(tmp_path).path(remote)
     assert not (tmp_path / "a.bin").exists()
     server.break_off.clear()
     server.requests.clear()
-    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+    assert downloader(tmp_path).path(remote).read_bytes() == BODY
     assert server.requests == [("/a.bin", "bytes=1000-")]
     server.requests.clear()
-    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+    assert downloader(tmp_path).path(remote).read_bytes() == BODY
     assert server.requests == []  # verified once, not requested again
 
 
@@ -59,7 +65,7 @@ def test_whole_file_when_range_is_ignored(server: Server, tmp_path: Path) -> Non
     server.files["/a.bin"] = BODY
     server.break_off["/a.bin"] = [5000]
     server.ignore_range = True
-    path = downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+    path = downloader(tmp_path).path(Remote("a.bin", (server.url + "/a.bin",), GOOD))
     assert path.read_bytes() == BODY
 
 
@@ -68,7 +74,7 @@ def test_kept_bytes_of_another_version_are_deleted(server: Server, tmp_path: Pat
     server.files = {other: b"x" * len(BODY), good: BODY}
     server.break_off[other] = [4000, 0, 0, 0, 0]
     remote = Remote("a.bin", (server.url + other, server.url + good), GOOD)
-    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+    assert downloader(tmp_path).path(remote).read_bytes() == BODY
     assert server.requests[-2:] == [(good, "bytes=4000-"), (good, "")]
 
 
@@ -76,21 +82,21 @@ def test_browser_agent_passes_where_robots_get_403(server: Server, tmp_path: Pat
     server.files["/a.bin"] = BODY
     server.browsers_only = True
     remote = Remote("a.bin", (server.url + "/a.bin",), GOOD)
-    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+    assert downloader(tmp_path).path(remote).read_bytes() == BODY
 
 
 def test_mirrors_are_tried_in_order(server: Server, tmp_path: Path) -> None:
     server.files = {"/3/a.bin": BODY, "/2/a.bin": b"a login page"}
     server.status["/1/a.bin"] = 403
     urls = tuple(f"{server.url}/{n}/a.bin" for n in (1, 2, 3, 4))
-    assert downloader(tmp_path).get(Remote("a.bin", urls, GOOD)).read_bytes() == BODY
+    assert downloader(tmp_path).path(Remote("a.bin", urls, GOOD)).read_bytes() == BODY
     assert [path for path, _ in server.requests] == ["/1/a.bin", "/2/a.bin", "/3/a.bin"]
 
 
 def test_mirror_flag_replaces_the_addresses(server: Server, tmp_path: Path) -> None:
     server.files["/m/x/y/a.bin"] = BODY
     remote = Remote("a.bin", ("https://nowhere.invalid/x/y/a.bin",), GOOD)
-    assert downloader(tmp_path, mirrors=[server.url + "/m/"]).get(remote).read_bytes() == BODY
+    assert downloader(tmp_path, mirrors=[server.url + "/m/"]).path(remote).read_bytes() == BODY
     assert [path for path, _ in server.requests] == ["/m/x/y/a.bin"]
 
 
@@ -98,17 +104,17 @@ def test_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
     bad = bytes([BODY[0] ^ 1]) + BODY[1:]
     server.files["/a.bin"] = bad
     with pytest.raises(PrepareError, match="wrong checksum: sha256 .* expected " + GOOD.sha256):  # type: ignore[operator]
-        downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+        downloader(tmp_path).path(Remote("a.bin", (server.url + "/a.bin",), GOOD))
     assert list(tmp_path.iterdir()) == []
     skip = Checks(frozenset({"a.bin"}))
-    path = downloader(tmp_path, skip).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+    path = downloader(tmp_path, skip).path(Remote("a.bin", (server.url + "/a.bin",), GOOD))
     assert path.read_bytes() == bad
 
 
 def test_every_reason_is_in_the_error(server: Server, tmp_path: Path) -> None:
     server.status = {"/1": 403, "/2": 503}
     with pytest.raises(PrepareError) as caught:
-        downloader(tmp_path).get(Remote("a.bin", (server.url + "/1", server.url + "/2"), GOOD))
+        downloader(tmp_path).path(Remote("a.bin", (server.url + "/1", server.url + "/2"), GOOD))
     text = str(caught.value)
     assert "HTTP 403" in text and "HTTP 503" in text
     assert "\n" not in text
@@ -118,22 +124,22 @@ def test_every_reason_is_in_the_error(server: Server, tmp_path: Path) -> None:
 def test_unknown_host_is_not_retried(tmp_path: Path) -> None:
     remote = Remote("a.bin", ("http://nowhere.invalid/a.bin",), GOOD)
     with pytest.raises(PrepareError, match="host not found"):
-        Downloader(tmp_path, Checks(), retries=100, wait=30.0).get(remote)
+        Loader(tmp_path, Checks(), retries=100, wait=30.0).path(remote)
 
 
 def test_changed_file_on_disk_is_fetched_again(server: Server, tmp_path: Path) -> None:
     server.files["/a.bin"] = BODY
     remote = Remote("a.bin", (server.url + "/a.bin",), GOOD)
-    path = downloader(tmp_path).get(remote)
+    path = downloader(tmp_path).path(remote)
     path.write_bytes(BODY[:-1])
-    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+    assert downloader(tmp_path).path(remote).read_bytes() == BODY
 
 
 def test_a_changed_file_over_a_bad_connection_is_given_up(server: Server, tmp_path: Path) -> None:
     server.files["/a.bin"] = b"x" * len(BODY)
     server.break_off["/a.bin"] = [400_000, 10**9] * 10  # every transfer is interrupted once
     with pytest.raises(Unfit, match="wrong checksum"):
-        downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+        downloader(tmp_path).path(Remote("a.bin", (server.url + "/a.bin",), GOOD))
     assert [asked for _, asked in server.requests] == ["", "bytes=400000-"] * 2
     assert list(tmp_path.iterdir()) == []
 
@@ -146,7 +152,7 @@ def test_a_server_without_range_that_never_finishes(server: Server, tmp_path: Pa
         300_000,
     ] * 10  # further than the last time, but not to the end
     with pytest.raises(PrepareError, match="attempt 2 of 2: interrupted after 400000 of 700000"):
-        downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+        downloader(tmp_path).path(Remote("a.bin", (server.url + "/a.bin",), GOOD))
     assert len(server.requests) == 3
 
 
@@ -156,12 +162,12 @@ def test_another_length_is_refused_before_the_transfer(server: Server, tmp_path:
     server.break_off["/good"] = [5000, 0, 0]
     urls = tuple(server.url + path for path in ("/long", "/good"))
     with pytest.raises(Unfit, match="wrong size: 700001 bytes, expected 700000"):
-        downloader(tmp_path).get(Remote("a.bin", urls, GOOD))
+        downloader(tmp_path).path(Remote("a.bin", urls, GOOD))
     assert server.requests[:2] == [("/long", ""), ("/good", "")]
     # Kept bytes survive answers of addresses that have another file.
     server.requests.clear()
     urls = tuple(server.url + path for path in ("/page", "/long", "/good"))
-    assert downloader(tmp_path).get(Remote("a.bin", urls, GOOD)).read_bytes() == BODY
+    assert downloader(tmp_path).path(Remote("a.bin", urls, GOOD)).read_bytes() == BODY
     assert server.requests == [(path, "bytes=5000-") for path in ("/page", "/long", "/good")]
 
 
@@ -172,11 +178,11 @@ def test_attempts_are_printed_and_failed_addresses_remembered(
     server.status = {"/1": 404, "/2": 503}
     server.break_off["/3"] = [1000]
     first, second, third = (f"{server.url}/{n}" for n in (1, 2, 3))
-    loader = Downloader(tmp_path, Checks(), retries=2, wait=0.01)
+    loader = Loader(tmp_path, Checks(), retries=2, wait=0.01)
     for _ in range(3):
         with pytest.raises(PrepareError, match=r"/1: HTTP 404 .*/2: attempt 3 of 3: HTTP 503"):
-            loader.get(Remote("a.bin", (first, second), GOOD))
-    assert loader.get(Remote("b.bin", (second, third), GOOD)).read_bytes() == BODY
+            loader.path(Remote("a.bin", (first, second), GOOD))
+    assert loader.path(Remote("b.bin", (second, third), GOOD)).read_bytes() == BODY
     assert [path for path, _ in server.requests] == ["/1", "/2", "/2", "/2", "/3", "/3"]
     assert messages(capsys.readouterr().err) == [
         f"{first}: HTTP 404 Not Found",
@@ -192,7 +198,7 @@ def test_an_endless_answer_stops_at_the_known_size(server: Server, tmp_path: Pat
     server.files["/a.bin"] = BODY
     server.endless.add("/a.bin")
     with pytest.raises(Unfit, match="wrong size: more than the expected 700000 bytes"):
-        downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",), GOOD))
+        downloader(tmp_path).path(Remote("a.bin", (server.url + "/a.bin",), GOOD))
     assert server.sent < 8_000_000
     assert not any(path.suffix in (".bin", ".part") for path in tmp_path.iterdir())
 
@@ -205,7 +211,7 @@ def test_an_endless_answer_without_a_known_size_leaves_room_on_the_disk(
     free = shutil.disk_usage(tmp_path).free
     monkeypatch.setattr(download, "_SPARE", free + 1)
     with pytest.raises(Unfit, match="GB needed"):
-        downloader(tmp_path).get(Remote("a.bin", (server.url + "/a.bin",)))
+        downloader(tmp_path).path(Remote("a.bin", (server.url + "/a.bin",)))
 
 
 @pytest.mark.parametrize("known", [GOOD, Digest()], ids=["checksum", "no checksum"])
@@ -218,11 +224,11 @@ def test_a_changed_file_is_not_glued_to_its_first_part(
     server.break_off["/a.bin"] = [300_000, 0, 0]
     remote = Remote("a.bin", (server.url + "/a.bin",), known)
     with pytest.raises(PrepareError, match="300000 bytes kept"):
-        downloader(tmp_path).get(remote)
+        downloader(tmp_path).path(remote)
     server.files["/a.bin"], server.etags["/a.bin"] = BODY, '"new"'
     server.break_off.clear()
     server.requests.clear()
-    assert downloader(tmp_path).get(remote).read_bytes() == BODY
+    assert downloader(tmp_path).path(remote).read_bytes() == BODY
     assert [asked for _, asked in server.requests] == ["bytes=300000-", ""]
 
 

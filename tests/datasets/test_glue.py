@@ -7,17 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.datasets import glue
+from experiments.datasets.__main__ import prepare
+from experiments.datasets.glue import SETS
 from experiments.datasets.pieces import SPECIALS
+from experiments.datasets.rows import read_rows
 from helpers.data_server import make_zip, tree
 
 VOCABULARY = [*SPECIALS, "a", "b", "c", '"', ".", "\u4e2d"]
 
 
 def rows(path: Path, name: str, split: str) -> list[tuple[tuple[str, ...], str]]:
-    data = glue.SETS[name]
-    found = glue.read_rows(path, data, data.columns[split])
-    return [(row.sentences, row.label) for row in found]
+    data = SETS[name]
+    labels = data.classes()
+    found = read_rows(path, data.columns_of(split))
+    return [(row.texts, labels.find(row.label, path, row.line)) for row in found]
 
 
 def mnli_line(label: str, where: int) -> str:
@@ -52,8 +55,8 @@ def test_columns_of_every_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"header\n1\t2\n", "line 2 has 2 columns, expected at least 5, separated by tabs"),
-        (b"header\n7\t2\t3\ta\tb\n", "line 2: label '7' is not one of 0, 1"),
+        (b"header\n1\t2\n", "line 2: 2 columns, expected at least 5"),
+        (b"header\n7\t2\t3\ta\tb\n", "line 2: unknown label '7'; the classes are 0, 1"),
         (b"header\n1\t2\t3\ta\t\xff\n", "line 2: not UTF-8 text"),
         (b"header\n", "no rows in it"),
         (b"header\n1\t2\t3\ta\tb\n", "train rows: 1, documented is 3668"),
@@ -67,7 +70,7 @@ def test_bad_files_give_one_line_and_no_folder(
         (tmp_path / f"{name}.tsv").write_bytes(content)
     flags = ["--from", tmp_path, "--vocab", tmp_path / "vocab.txt", "--workers", 1]
     flags += ["--out", tmp_path / "out" / "bin", "--work", tmp_path / "work"]
-    assert glue.main("glue_mrpc", [str(flag) for flag in flags]) == 2
+    assert prepare("glue_mrpc", [str(flag) for flag in flags]) == 2
     errors = capsys.readouterr().err
     assert message in errors and errors.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -77,7 +80,7 @@ def test_missing_vocabulary_names_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert glue.main("glue_rte", ["--from", str(tmp_path)]) == 2
+    assert prepare("glue_rte", ["--from", str(tmp_path)]) == 2
     assert "vocab.txt: no such file; run: scripts/prepare.sh bert" in capsys.readouterr().err
 
 
@@ -92,7 +95,7 @@ def test_pairs_from_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "from" / "RTE.zip").write_bytes(archive)
     flags = ["--from", tmp_path / "from", "--vocab", tmp_path / "vocab.txt", "--no-checksum"]
     flags += ["--out", tmp_path / "bin", "--work", tmp_path / "work", "--workers", 1]
-    assert glue.main("glue_rte", [str(flag) for flag in flags]) == 0
+    assert prepare("glue_rte", [str(flag) for flag in flags]) == 0
     printed = capsys.readouterr().out
     assert "warning: train rows: 2, documented is 2490" in printed
     assert "| train: 2 rows of 2.5 pieces on average (1 entailment, 1 not_entailment)" in printed

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments.datasets import folders
-from experiments.datasets.cli import Result, Run, make_parser, run_main
+from experiments.datasets.cli import DataSet, Result, Run, run_main
 from experiments.datasets.folders import STAMP, build_folder
 from fairseq_dpq.runs.folder import RunsError, locked
 from helpers.data_server import tree
@@ -21,17 +21,17 @@ from helpers.data_server import tree
 def prepare(out: object, work: object, *flags: object, wait: Path | None = None) -> int:
     """A minimal prepare script that waits until the file `wait` exists."""
 
-    def build(folder: Path) -> Result:
-        (folder / "train.bin").write_text("data")
-        while wait is not None and not wait.exists():
-            time.sleep(0.01)
-        return {}
+    class Toy(DataSet):
+        title = description = "toy"
 
-    def body(run: Run) -> None:
-        run.publish({}, [], build, lambda result: [])
+        def build(self, run: Run, folder: Path) -> Result:
+            (folder / "train.bin").write_text("data")
+            while wait is not None and not wait.exists():
+                time.sleep(0.01)
+            return {}
 
     words = ["--out", out, "--work", work, *flags]
-    return run_main("toy", make_parser("toy", ""), body, [str(word) for word in words])
+    return run_main("toy", Toy(), [str(word) for word in words])
 
 
 def hidden(folder: Path) -> list[str]:

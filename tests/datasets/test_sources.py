@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.datasets import PrepareError
 from experiments.datasets.checksums import UNKNOWN, Checks, Digest
 from experiments.datasets.download import Downloader, Remote
-from experiments.datasets.errors import PrepareError
-from experiments.datasets.sources import RequiredFile, Route, Sources
-from experiments.datasets.wmt19_files import HELD_OUT
+from experiments.datasets.sources import RequiredFile, Sources
+from experiments.datasets.wmt19 import held_out_files
 from helpers.data_server import Server, make_tgz, messages, tree
 
 TEXT = b"eins\nzwei\n" * 100
@@ -31,8 +31,9 @@ def network(work: Path, **kwargs: object) -> Sources:
     return Sources(None, work, Downloader(work / "downloads", checks, retries=0, wait=0.01))
 
 
-def packed(server: Server, name: str, known: Digest = UNKNOWN, *more: str) -> Route:
-    return Route(Remote(name, tuple(server.url + path for path in (f"/{name}", *more)), known), "a")
+def packed(server: Server, name: str, known: Digest = UNKNOWN, *more: str) -> Remote:
+    urls = tuple(server.url + path for path in (f"/{name}", *more))
+    return Remote(name, urls, known, member="a")
 
 
 def asked(server: Server) -> list[str]:
@@ -67,7 +68,7 @@ def test_bad_archive_is_replaced_by_the_next_address_and_route(
     assert lines[2].endswith("; trying b.tgz instead")
     assert tree(tmp_path / "downloads") == ["b.tgz"]
     used = hashlib.sha256(archive).hexdigest()
-    assert sources.hashes(sources.used) == {"b.tgz": used}
+    assert sources.checks.hashes(sources.used.values()) == {"b.tgz": used}
 
 
 def test_bad_archive_is_not_kept_for_the_next_run(server: Server, tmp_path: Path) -> None:
@@ -81,7 +82,6 @@ def test_bad_archive_is_not_kept_for_the_next_run(server: Server, tmp_path: Path
 
     # One that an earlier run left behind.
     (tmp_path / "downloads" / "a.gz").write_bytes(PAGE)
-    network(tmp_path).fetch(wanted)
     server.requests.clear()
     assert network(tmp_path).obtain(wanted)["a"].read_bytes() == TEXT
     assert asked(server) == ["/a.gz"]
@@ -162,11 +162,11 @@ def test_no_unverified_file_is_used_on_a_full_disk(server: Server, tmp_path: Pat
 def test_archives_in_a_folder_are_found_by_name(tmp_path: Path) -> None:
     """test.tgz is WMT19's and never WMT18's; dev.tgz is WMT19's and never WMT20's."""
     sources = Sources(tmp_path, tmp_path / "w", Downloader(tmp_path / "w", Checks()))
-    source = {name: HELD_OUT[name][1][0] for name in ("valid", "test")}
+    wanted = [held_out_files(name)[0] for name in ("valid", "test")]
 
     def found() -> list[tuple[str, str] | None]:
-        held = [sources.locate(source[name]) for name in ("valid", "test")]
-        return [h and (h.path.name, h.route.remote.urls[0].split("/")[3]) for h in held]  # type: ignore[union-attr]
+        held = [sources.locate(item) for item in wanted]
+        return [h and (h[0].name, h[1].urls[0].split("/")[3]) for h in held]  # type: ignore[union-attr]
 
     (tmp_path / "test.tgz").touch()
     assert found() == [None, ("test.tgz", "wmt19")]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.datasets import squad
+from experiments.datasets.__main__ import prepare
 from experiments.datasets.pieces import SPECIALS, Piece
 from experiments.datasets.squad import find_pieces
 from helpers.data_server import tree
@@ -81,7 +81,7 @@ def test_bad_answers_give_one_line_and_no_folder(
     tmp_path: Path, name: str, bad: Any, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = write(tmp_path, "1.1" if name == "squad1" else "2.0", item("q1", "Cats", 4), bad)
-    assert squad.main(name, flags) == 2
+    assert prepare(name, flags) == 2
     errors = capsys.readouterr().err
     assert message in errors and errors.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -96,7 +96,7 @@ def test_bad_files(
 ) -> None:
     flags = write(tmp_path, "1.1")
     (tmp_path / "from" / "train-v1.1.json").write_bytes(content)
-    assert squad.main("squad1", flags) == 2
+    assert prepare("squad1", flags) == 2
     assert message in capsys.readouterr().err
 
 
@@ -107,7 +107,7 @@ def test_data_of_the_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         item("q2", "Caf\u00e9", 15),
         item("q3", None, is_impossible=True),
     ]
-    assert squad.main("squad2", write(tmp_path, "2.0", *items)) == 0
+    assert prepare("squad2", write(tmp_path, "2.0", *items)) == 0
     printed = capsys.readouterr().out
     assert "| train: 3 questions, 2 with an answer" in printed
     assert "warning: train questions: 3, documented is 130319" in printed

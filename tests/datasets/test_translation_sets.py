@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import gzip
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from fairseq.data import Dictionary, data_utils
 
-from experiments.datasets import iwslt15, multi30k
+from experiments.datasets import PrepareError
+from experiments.datasets.__main__ import prepare
 from experiments.datasets.binarize import write_dictionary
 from experiments.datasets.detokenize import detokenize
-from experiments.datasets.errors import PrepareError
 from helpers.data_server import Server, make_tgz, tree, write_checksums
 
 pytestmark = pytest.mark.slow
@@ -53,6 +54,13 @@ def read_back(folder: Path, split: str, pair: str, language: str) -> list[str]:
     return [words.string(data[i]) for i in range(len(data))]
 
 
+def piece_counts(folder: Path) -> Counter[str]:
+    """The counts of the dictionary, which has pieces that no line has too."""
+    words = Dictionary.load(str(folder / "dict.en.txt"))
+    first = words.nspecial
+    return +Counter(dict(zip(words.symbols[first:], words.count[first:])))
+
+
 def test_multi30k_from_the_network(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,12 +71,14 @@ def test_multi30k_from_the_network(
     out = tmp_path / "bin"
     flags = ["--out", out, "--work", tmp_path / "w", "--checksums", sums, "--mirror", server.url]
     flags += ["--vocab-size", 150, "--test-sets", "test_2016_flickr,test_2017_flickr"]
-    assert multi30k.main([str(flag) for flag in [*flags, "--workers", 2]]) == 0
+    assert prepare("multi30k", [str(flag) for flag in [*flags, "--workers", 2]]) == 0
     printed = capsys.readouterr().out
     assert "train: 298 pairs; 2 dropped: empty side\n" in printed
     assert "test1 (test_2017_flickr): 25 pairs\n" in printed
     assert "150 dictionary entries in fairseq, joint" in printed
     assert (out / "dict.en.txt").read_bytes() == (out / "dict.de.txt").read_bytes()
+    text = [line for lang in ("en", "de") for line in read_back(out, "train", "en-de", lang)]
+    assert piece_counts(out) == Counter(" ".join(text).split())
     for split, origin in (("valid", "val"), ("test", "test_2016_flickr")):
         assert (out / "raw" / f"{split}.de").read_bytes() == files[f"{origin}.de"]
         pieces = read_back(out, split, "en-de", "de")
@@ -85,7 +95,7 @@ def test_multi30k_from_the_network(
     for name, data in files.items():
         (plain / name).write_bytes(data)
     flags[1] = again = tmp_path / "again"
-    assert multi30k.main([str(f) for f in [*flags, "--from", plain, "--workers", 1]]) == 0
+    assert prepare("multi30k", [str(f) for f in [*flags, "--from", plain, "--workers", 1]]) == 0
     assert tree(again) == tree(out)
     for name in tree(out):
         if name != "prepare.json":
@@ -101,7 +111,7 @@ def test_multi30k_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     base = ["--from", str(source), "--out", str(tmp_path / "b"), "--work", str(tmp_path / "w")]
 
     def error(*flags: str) -> str:
-        assert multi30k.main([*base, *flags]) == 2
+        assert prepare("multi30k", [*base, *flags]) == 2
         text = capsys.readouterr().err
         assert text.count("\n") == 1 and tree(tmp_path) == [f"in/{n}" for n in sorted(files)]
         return text
@@ -147,7 +157,7 @@ def test_iwslt15_archive_when_the_first_host_is_down(
     sums = write_checksums(tmp_path / "sums", {**files, "iwslt15.en-vi.tar.gz": archive})
     out = tmp_path / "bin"
     flags = ["--out", out, "--work", tmp_path / "w", "--checksums", sums, "--mirror", server.url]
-    assert iwslt15.main([str(flag) for flag in [*flags, "--workers", 1]]) == 0
+    assert prepare("iwslt15", [str(flag) for flag in [*flags, "--workers", 1]]) == 0
     printed = capsys.readouterr().out
     assert "train (train): 40 pairs; 1 dropped: empty side; " in printed
     assert "en 50 tokens, 20.00 % unknown; vi 80 tokens, 50.00 % unknown" in printed
@@ -166,13 +176,13 @@ def test_iwslt15_names_the_flag_for_other_files(
     for name, data in iwslt_files().items():
         (tmp_path / name).write_bytes(data)
     flags = ["--from", str(tmp_path), "--out", str(tmp_path / "b"), "--work", str(tmp_path / "w")]
-    assert iwslt15.main(flags) == 2
+    assert prepare("iwslt15", flags) == 2
     assert "pass --no-checksum train.en if it is meant to differ" in capsys.readouterr().err
     (tmp_path / "vocab.vi").write_bytes(as_bytes(["Tôi", "ở"]))
-    assert iwslt15.main([*flags, "--no-checksum"]) == 2
+    assert prepare("iwslt15", [*flags, "--no-checksum"]) == 2
     assert "vocab.vi: begins with ['Tôi', 'ở']" in capsys.readouterr().err
     (tmp_path / "vocab.vi").unlink()
-    assert iwslt15.main([*flags, "--no-checksum"]) == 2
+    assert prepare("iwslt15", [*flags, "--no-checksum"]) == 2
     assert "no vocab.vi (nor iwslt15.en-vi.tar.gz)\n" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 

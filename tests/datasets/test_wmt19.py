@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 from fairseq.data import Dictionary, data_utils
 
 from experiments.datasets import readers, wmt19
-from experiments.datasets.readers import clean_chunk, tmx_tasks, tsv_tasks
+from experiments.datasets.__main__ import prepare
+from experiments.datasets.readers import clean_chunk, read_tasks
 from helpers import wmt_files as wmt
 from helpers.data_server import Server, make_tgz, make_zip, messages, tree, write_checksums
 
@@ -58,7 +60,7 @@ def test_six_corpora_resumed_and_again_from_files(
     (broken / "__init__.py").write_text("raise SystemExit('killed')")
     with monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", str(broken.parent))
-        assert wmt19.main([*flags, "--workers", "2"]) == 2
+        assert prepare("wmt19", [*flags, "--workers", "2"]) == 2
     captured = capsys.readouterr()
     assert "fairseq-preprocess failed (1): killed" in captured.err
     assert captured.out.count("reading and cleaning") == 6
@@ -67,13 +69,22 @@ def test_six_corpora_resumed_and_again_from_files(
         assert [asked for name, asked in server.requests if name == path] == ["", "bytes=400-"]
 
     server.requests.clear()
-    assert wmt19.main([*flags, "--workers", "2"]) == 0
+    assert prepare("wmt19", [*flags, "--workers", "2"]) == 0
     printed = capsys.readouterr().out
     assert server.requests == [] and "reading and cleaning" not in printed
     assert "SentencePiece: 300" not in printed and "encoding" not in printed
     report = [line[2:] for line in printed.splitlines()]
     assert report[-len(wmt.COUNTS) - 1 : -1] == wmt.COUNTS
     assert tree(tmp_path / "w" / "stages") == []  # intermediate text is removed
+
+    words = Dictionary.load(str(out / "dict.de.txt"))
+    uses = [0] * len(words)
+    for shard, language in itertools.product(("train", "train1"), ("en", "de")):
+        data = data_utils.load_indexed_dataset(str(out / f"{shard}.en-de.{language}"), words)
+        for sentence in data:
+            for symbol in sentence.tolist():
+                uses[symbol] += 1
+    assert words.count[words.nspecial :] == uses[words.nspecial :]
 
     # The text came through: order of corpora, both sides, both shards.
     german = read_back(out, "train", "de") + read_back(out, "train1", "de")
@@ -95,7 +106,7 @@ def test_six_corpora_resumed_and_again_from_files(
     for name, data in wmt.UNPACKED.items():
         (files / name).write_bytes(data)
     again = tmp_path / "again"
-    assert wmt19.main([
+    assert prepare("wmt19", [
         "--from", str(files), "--out", str(again), "--work", str(tmp_path / "w2"),
         "--no-checksum", "--workers", "1", *SMALL,
     ]) == 0  # fmt: skip
@@ -104,7 +115,7 @@ def test_six_corpora_resumed_and_again_from_files(
         if name != "prepare.json":
             assert (again / name).read_bytes() == (out / name).read_bytes(), name
     capsys.readouterr()
-    assert wmt19.main([*flags, "--workers", "1"]) == 0
+    assert prepare("wmt19", [*flags, "--workers", "1"]) == 0
     assert "nothing to do" in capsys.readouterr().out
 
 
@@ -153,7 +164,7 @@ def test_bad_files(
     message: str,
 ) -> None:
     flags = serve(server, tmp_path, {path: data})
-    assert wmt19.main([*flags, "--corpora", corpus, "--workers", "1"]) == 2
+    assert prepare("wmt19", [*flags, "--corpora", corpus, "--workers", "1"]) == 2
     error = capsys.readouterr().err
     assert message in error.splitlines()[-1]
     assert not (tmp_path / "bin").exists() and not (tmp_path / "evil").exists()
@@ -167,14 +178,14 @@ def test_wrong_checksum_and_server_that_never_finishes(
     flags = [*serve(server, tmp_path), "--corpora", "wikititles,europarl"]
     good = server.files[EUROPARL]
     server.files[EUROPARL] = good[:-1] + b"\x01"
-    assert wmt19.main(flags) == 2
+    assert prepare("wmt19", flags) == 2
     error = capsys.readouterr().err
     assert "europarl-v9.de-en.tsv.gz: " in error and "wrong checksum: sha256 " in error
     assert not (tmp_path / "w" / "downloads" / "europarl-v9.de-en.tsv.gz").exists()
 
     server.files[EUROPARL] = good
     server.break_off[EUROPARL] = [100] + [0] * 20
-    assert wmt19.main(flags) == 2
+    assert prepare("wmt19", flags) == 2
     assert "interrupted after 100 of " in capsys.readouterr().err
     part = tmp_path / "w" / "downloads" / "europarl-v9.de-en.tsv.gz.part"
     assert part.read_bytes() == good[:100]
@@ -189,7 +200,7 @@ def test_other_forms_are_named_where_they_are_used(
         del server.files[path]
         server.files.update(others)
     corpora = ["--corpora", "europarl,paracrawl,rapid", "--workers", "1", "--keep"]
-    assert wmt19.main([*flags, *corpora]) == 0
+    assert prepare("wmt19", [*flags, *corpora]) == 0
     captured = capsys.readouterr()
     told = [line for line in messages(captured.err) if " instead" in line]
     doubt = " instead (it has no known checksum)"
@@ -232,7 +243,7 @@ def test_no_other_form_after_wrong_bytes_or_on_a_full_disk(
     else:
         server.length[path] = 1 << 60
     corpus = {TMX: "paracrawl", RAPID: "rapid", TEST: "europarl"}[path]
-    assert wmt19.main([*flags, "--corpora", corpus, "--workers", "1"]) == 2
+    assert prepare("wmt19", [*flags, "--corpora", corpus, "--workers", "1"]) == 2
     error = messages(capsys.readouterr().err)[-1]
     assert {"bytes": "wrong checksum: sha256 ", "room": "GB needed, "}[case] in error
     assert " is not used instead, because it has no known checksum" in error
@@ -247,7 +258,7 @@ def test_a_bad_file_without_a_checksum_is_not_kept(
     text = TMX.replace(".tmx.", ".txt.")
     server.files[text] = gzip.compress(wmt.PARACRAWL_TXT)[:-9]
     del server.files[TMX]
-    assert wmt19.main([*flags, "--workers", "1"]) == 2
+    assert prepare("wmt19", [*flags, "--workers", "1"]) == 2
     error = messages(capsys.readouterr().err)[-1]
     assert "en-de.bicleaner07.txt.gz: cut short or damaged" in error and "HTTP 404" in error
     assert not (tmp_path / "w" / "downloads" / "en-de.bicleaner07.txt.gz").exists()
@@ -265,7 +276,7 @@ def test_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     base = ["--from", str(tmp_path), "--out", str(tmp_path / "b"), "--work", str(tmp_path / "w")]
-    assert wmt19.main([*base, *flags]) == 2
+    assert prepare("wmt19", [*base, *flags]) == 2
     assert message in capsys.readouterr().err
     assert tree(tmp_path) == []
 
@@ -277,7 +288,7 @@ def test_blocks_may_be_split_anywhere(
     monkeypatch.setattr(readers, "_BLOCK", block)
     europarl = tmp_path / "a.tsv"
     europarl.write_bytes(wmt.UNPACKED["europarl-v9.de-en.tsv"])
-    chunks = [clean_chunk(task) for task in tsv_tasks(europarl, ("de", "en"))]
+    chunks = [clean_chunk(task) for task in read_tasks([europarl])]
     assert sum(chunk.counts["kept"] for chunk in chunks) == 62
     assert sum(chunk.counts["read"] for chunk in chunks) == 68
     sides = [b"".join(getattr(chunk, side) for chunk in chunks) for side in ("german", "english")]
@@ -286,13 +297,13 @@ def test_blocks_may_be_split_anywhere(
     assert rows == [*wmt.EUROPARL[:20], *special, *wmt.EUROPARL[20:]]
     tmx = tmp_path / "a.tmx"
     tmx.write_bytes(wmt.UNPACKED["en-de.bicleaner07.tmx"])
-    chunks = [clean_chunk(task) for task in tmx_tasks(tmx)]
+    chunks = [clean_chunk(task) for task in read_tasks([tmx])]
     english = b"".join(chunk.english for chunk in chunks).decode().splitlines()
     assert sorted(english) == sorted(pair[1] for pair in wmt.PARACRAWL)
     # The txt form of ParaCrawl has English first.
     text = tmp_path / "a.txt"
     text.write_bytes(wmt.PARACRAWL_TXT)
-    german = b"".join(clean_chunk(task).german for task in tsv_tasks(text, ("en", "de")))
+    german = b"".join(clean_chunk(task).german for task in read_tasks([text]))
     assert german.decode().splitlines() == [pair[0] for pair in wmt.PARACRAWL]
 
 

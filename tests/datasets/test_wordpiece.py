@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.datasets.errors import PrepareError
+from experiments.datasets import PrepareError
 from experiments.datasets.pieces import SPECIALS, WordPiece, read_vocabulary
 
 WORDS = [

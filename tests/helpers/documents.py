@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from experiments.datasets import csv_files
+from experiments.datasets.__main__ import prepare
 
 FLAGS = (
     "--task text_classification --criterion sentence_prediction --arch text_classifier "
@@ -39,5 +39,5 @@ def make_documents(root: Path) -> Path:
     test = write_csv(root / "test.csv", [["no", "."], *make_rows(23, 2)])
     flags = ["--train", train, "--test", test, "--held-out", "0.1", "--workers", 1]
     flags += ["--out", root / "bin", "--work", root / "work"]
-    assert csv_files.main([str(flag) for flag in flags]) == 0
+    assert prepare("csv_files", [str(flag) for flag in flags]) == 0
     return root / "bin"
