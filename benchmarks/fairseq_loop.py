@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, Sequence
 
 import torch
 
@@ -64,6 +64,30 @@ class FairseqRun:
             metrics.reset_meters("train_inner")
         validate_and_save(self.cfg, self.trainer, self.task, self.epoch_itr, ["valid"], False)
         return int(samples[0]["ntokens"])
+
+
+def make_corpus(
+    folder: Path, split: str, languages: Sequence[str], types: int, lengths: Sequence[int]
+) -> None:
+    """A binarised text, or a parallel one, with lines of these lengths. The words follow Zipf's
+    law."""
+    from fairseq.data import Dictionary, indexed_dataset
+
+    generator = torch.Generator().manual_seed(1)
+    weights = 1.0 / torch.arange(1, types - 3, dtype=torch.float)
+    pair = f".{'-'.join(languages)}" if languages else ""
+    for lang in languages or [""]:
+        dictionary = Dictionary()
+        for i in range(types - 4):
+            dictionary.add_symbol(f"w{i}", n=types - i)
+        ending = f".{lang}" if lang else ""
+        dictionary.save(str(folder / f"dict{ending}.txt"))
+        stem = str(folder / f"{split}{pair}{ending}")
+        builder = indexed_dataset.make_builder(f"{stem}.bin", impl="mmap", vocab_size=types)
+        draw = torch.multinomial(weights, sum(lengths), replacement=True, generator=generator)
+        for words in (draw + 4).split(list(lengths)):
+            builder.add_item(torch.cat([words, torch.tensor([dictionary.eos()])]).int())
+        builder.finalize(f"{stem}.idx")
 
 
 @contextlib.contextmanager

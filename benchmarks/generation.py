@@ -9,17 +9,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import logging
 import statistics
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 import harness
 import torch
-from fairseq_loop import patched_argv, user_dir
+from fairseq_loop import make_corpus, patched_argv, user_dir
 
 WORDS, DIM, LENGTH, STEPS = 32_000, 512, 20, 30
 SIDES = ("full", "exact", "codes")
@@ -29,23 +27,6 @@ MODEL = ["--arch", "transformer_iwslt_de_en", "--share-all-embeddings"]
 # Every hypothesis has STEPS tokens: no side can save time by ending early.
 SEARCH = ["--beam", "5", "--batch-size", "1", "--max-len-a", "0", "--max-len-b", str(STEPS)]
 SEARCH += ["--min-len", str(STEPS), "--cpu", "--num-workers", "0"]
-
-
-def make_data(folder: Path, lines: int) -> None:
-    """A binarised test set of random words, one dictionary for both languages."""
-    from fairseq.data import Dictionary, indexed_dataset
-
-    words = Dictionary()
-    for i in range(WORDS - len(words)):
-        words.add_symbol(f"w{i}")
-    for lang in ("de", "en"):
-        words.save(str(folder / f"dict.{lang}.txt"))
-        stem = str(folder / f"test.de-en.{lang}")
-        builder = indexed_dataset.make_builder(f"{stem}.bin", impl="mmap", vocab_size=WORDS)
-        for _ in range(lines):
-            line = torch.randint(4, WORDS, (LENGTH,))
-            builder.add_item(torch.cat([line, torch.tensor([words.eos()])]).int())
-        builder.finalize(f"{stem}.idx")
 
 
 def make_models(folder: Path) -> None:
@@ -157,12 +138,11 @@ def main() -> None:
     parser.add_argument("--skip-memory", action="store_true", help="speed alone")
     args = parser.parse_args()
     harness.steady()
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
+    harness.quiet()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_data(folder, args.lines)
+        make_corpus(folder, "test", ("de", "en"), WORDS, [LENGTH] * args.lines)
         make_models(folder)
         rows = speeds(folder, args.rounds)
         for row in rows if not args.skip_memory else []:

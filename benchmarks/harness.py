@@ -3,16 +3,19 @@ Both sides of a ratio run in turn in one process; CPU seconds count, not those o
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
+import warnings
 from datetime import date
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -36,19 +39,42 @@ def steady() -> None:
     torch.set_num_threads(1)
 
 
+def quiet() -> None:
+    """No warnings, and no word of fairseq."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+
+
+@contextlib.contextmanager
+def without_library() -> Iterator[None]:
+    """PyTorch alone: forms that look up first in here go on without the library."""
+    from fairseq_dpq.native import library
+
+    load, library.load = library.load, lambda: None
+    try:
+        yield
+    finally:
+        library.load = load
+
+
 def interleaved(
-    sides: dict[str, Callable[[int], Any]], rounds: int, warm_up: int = 5
+    sides: dict[str, Callable[[int], Any]],
+    rounds: int,
+    warm_up: int = 5,
+    repeat: int = 1,
+    clock: Callable[[], float] = time.thread_time,
 ) -> dict[str, list[float]]:
     """CPU seconds of each side in each round; the order turns, so that no side always follows the
-    same other one. A side is given the number of the round."""
+    same other one. A side is given the number of the round, and called `repeat` times in it."""
     names = list(sides)
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-warm_up, rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            start = time.thread_time()
-            result = sides[name](number)
-            taken = time.thread_time() - start
+            start = clock()
+            for i in range(repeat):
+                result = sides[name](number + i)
+            taken = (clock() - start) / repeat
             del result
             if number >= 0:
                 times[name].append(taken)
@@ -97,7 +123,7 @@ def verdict(value: float, limit: float | None) -> str:
     return f"<= {limit:.2f}" + ("" if value <= limit else "  MISSED")
 
 
-def write(name: str, rows: list[dict[str, Any]]) -> None:
+def write(name: str, rows: list[dict[str, Any]], **more: Any) -> None:
     """Write results/NAME.json, whole or not at all."""
     import torch
 
@@ -109,6 +135,7 @@ def write(name: str, rows: list[dict[str, Any]]) -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "load": os.getloadavg()[0],
+        **more,
         "rows": rows,
     }
     path = RESULTS / f"{name}.json"

@@ -5,25 +5,13 @@ Usage: python benchmarks/kmeans.py [--threads N] [--part round|whole]"""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
-from typing import Any, Iterator
+from typing import Any
 
 import harness
 
 K, SAMPLE, ROUNDS = 256, 32_768, 15
 WHOLE = ((256_000, 640, 160, 30.0), (256_000, 640, 320, 30.0), (1_000_000, 256, 64, 60.0))
-
-
-@contextlib.contextmanager
-def without_library() -> Iterator[None]:
-    from fairseq_dpq.native import library
-
-    load, library.load = library.load, lambda: None
-    try:
-        yield
-    finally:
-        library.load = load
 
 
 def one_round() -> list[dict[str, Any]]:
@@ -37,7 +25,7 @@ def one_round() -> list[dict[str, Any]]:
         centroids = torch.randn(D, K, d // D)
 
         def alone(i: int, points: Any = points, centroids: Any = centroids) -> Any:
-            with without_library():
+            with harness.without_library():
                 return kmeans._round(points, centroids, None)
 
         def ours(i: int, points: Any = points, centroids: Any = centroids) -> Any:

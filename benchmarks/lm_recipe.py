@@ -14,25 +14,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
-import logging
-import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
-import warnings
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Callable, Protocol
 
+import harness
 import torch
 import torch.nn.functional as F
-from fairseq_loop import FairseqRun
+from fairseq_loop import FairseqRun, make_corpus
 from torch import Tensor, nn
-
-ROOT = Path(__file__).resolve().parent.parent
 
 # units, steps, dropout, init range, clip
 SIZES = {
@@ -115,25 +108,6 @@ def recipe(data: Path, size: str, flags: list[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def make_corpus(folder: Path, types: int, tokens: int) -> None:
-    """A binarised training set whose word frequencies follow Zipf's law."""
-    from fairseq.data import Dictionary, indexed_dataset
-
-    dictionary = Dictionary()
-    for i in range(types - 4):
-        dictionary.add_symbol(f"w{i}", n=types - i)
-    dictionary.save(str(folder / "dict.txt"))
-    weights = 1.0 / torch.arange(1, types - 3, dtype=torch.float)
-    draw = torch.multinomial(
-        weights, tokens, replacement=True, generator=torch.Generator().manual_seed(1)
-    )
-    stem = str(folder / "train")
-    builder = indexed_dataset.make_builder(f"{stem}.bin", impl="mmap", vocab_size=types)
-    for line in (draw + 4).split(25):
-        builder.add_item(torch.cat([line, torch.tensor([dictionary.eos()])]).int())
-    builder.finalize(f"{stem}.idx")
-
-
 def build(name: str, data: Path, size: str) -> Run:
     if name == "plain":
         from fairseq.data import Dictionary, data_utils
@@ -196,17 +170,16 @@ def summarise(speeds: dict[str, list[float]], cpu_speeds: dict[str, list[float]]
     return rows
 
 
-def show(rows: list[dict]) -> str:
-    lines = ["| variant | tokens/s | ratio | of | target | rounds | ratio by processor time |"]
-    lines.append("|---|---|---|---|---|---|---|")
+def show(size: str, rows: list[dict]) -> None:
+    cells = []
     for r in rows:
-        cells = [r["variant"], f"{r['tokens_per_second']:,.0f}"]
+        cell = [r["variant"], f"{r['tokens_per_second']:,.0f}"]
         if "ratio" in r:
-            cells += [f"{r['ratio']:.3f}", r["base"], f">= {r['target']}"]
-            cells.append(f"{r['ratio_low']:.3f}-{r['ratio_high']:.3f}")
-            cells.append(f"{r['cpu_ratio']:.3f}")
-        lines.append("| " + " | ".join(cells + [""] * (7 - len(cells))) + " |")
-    return "\n".join(lines)
+            cell += [f"{r['ratio']:.3f}", r["base"], f">= {r['target']}"]
+            cell += [f"{r['ratio_low']:.3f}-{r['ratio_high']:.3f}", f"{r['cpu_ratio']:.3f}"]
+        cells.append(cell + [""] * (7 - len(cell)))
+    header = ["variant", "tokens/s", "ratio", "of", "target", "rounds", "by processor time"]
+    harness.show(f"LSTM language model, {size}", header, cells)
 
 
 def main() -> None:
@@ -219,17 +192,14 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=10, help="updates per variant and round")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--data", type=Path, help="binarised data (default: a generated corpus)")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/lm_recipe.json")
     args = parser.parse_args()
     names = [name.strip() for name in args.variants.split(",")]
     unknown = [name for name in names if name not in VARIANTS]
     if unknown:
         parser.error(f"--variants {args.variants}: {unknown[0]} is unknown; of plain,full,sx,vq")
 
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.INFO)
+    harness.quiet()
     torch.set_num_threads(args.threads)
-    sys.path.insert(0, str(ROOT))
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -238,7 +208,7 @@ def main() -> None:
         data = args.data
         if data is None:
             data = Path(folder)
-            make_corpus(data, 10_002, 200_000)
+            make_corpus(data, "train", (), 10_002, [25] * 8000)
         runs = {}
         for name in names:
             say(f"building {name}")
@@ -246,26 +216,10 @@ def main() -> None:
                 runs[name] = build(name, data, args.size)
         speeds, cpu_speeds = measure(runs, args.rounds, args.updates, say)
     rows = summarise(speeds, cpu_speeds)
-    report = {
-        "benchmark": "lm_recipe",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "size": args.size,
-        "threads": args.threads,
-        "rounds": args.rounds,
-        "updates": args.updates,
-        "rows": rows,
-        "tokens_per_second": speeds,
-        "tokens_per_processor_second": cpu_speeds,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    part = args.out.with_suffix(".part")
-    part.write_text(json.dumps(report, indent=1) + "\n")
-    part.replace(args.out)
-    print(show(rows))
-    say(f"wrote {args.out}")
+    show(args.size, rows)
+    more = {key: getattr(args, key) for key in ("size", "threads", "rounds", "updates")}
+    speeds_by_clock = {"tokens_per_second": speeds, "tokens_per_processor_second": cpu_speeds}
+    harness.write("lm_recipe", rows, **more, **speeds_by_clock)
 
 
 if __name__ == "__main__":

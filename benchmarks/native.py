@@ -4,10 +4,9 @@ Usage: python benchmarks/native.py [--rounds N] [--part lookup|small|logits|code
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import time
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import harness
 
@@ -23,18 +22,8 @@ def timed(
     sides: dict[str, Callable[[int], Any]], rounds: int, threads: int, repeat: int = 1
 ) -> dict[str, list[float]]:
     """Seconds of each side: CPU time with one thread, wall time with several."""
-    if threads == 1 and repeat == 1:
-        return harness.interleaved(sides, rounds)
     clock = time.thread_time if threads == 1 else time.perf_counter
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(-5, rounds):
-        for name, side in sides.items():
-            start = clock()
-            for i in range(repeat):
-                side(number + i)
-            if number >= 0:
-                times[name].append((clock() - start) / repeat)
-    return times
+    return harness.interleaved(sides, rounds, repeat=repeat, clock=clock)
 
 
 class Report:
@@ -89,23 +78,11 @@ def lookup(report: Report, rounds: int, threads: int, sizes: list[int]) -> None:
         report.table(title, times, "nn.Embedding", limits)
 
 
-@contextlib.contextmanager
-def without_library() -> Iterator[None]:
-    """PyTorch alone: forms that look up first in here go on without the library."""
-    from fairseq_dpq.native import library
-
-    load, library.load = library.load, lambda: None
-    try:
-        yield
-    finally:
-        library.load = load
-
-
 def in_pytorch(form: Any) -> Any:
     """The form, which goes on as it first looks rows up: without the library."""
     import torch
 
-    with without_library():
+    with harness.without_library():
         form(torch.tensor([0]))
     return form
 
@@ -179,7 +156,7 @@ def codes(report: Report, rounds: int, threads: int) -> None:
     stats = Stats(torch.randn(D, K), torch.rand(D, K))
 
     def alone(distance: Any) -> Any:
-        with without_library():
+        with harness.without_library():
             return evaluation_codes(query, keys, distance, stats)
 
     for distance in DISTANCES.values():

@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import logging
 import os
 import subprocess
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 
 import harness
@@ -50,8 +48,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=800, help="as many as the demo has: 800")
     args = parser.parse_args()
     harness.steady()
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
+    harness.quiet()
     times = measure(args.updates)
     # A tied table is plain for a quarter of the updates; along half of them the ramp lasts.
     first, last = args.updates // 4, args.updates // 4 + args.updates // 2

@@ -109,5 +109,5 @@ class LineWriter(contextlib.ExitStack):
         self.shards.append(self.prefix.with_name(f"{self.prefix.name}{len(self.shards) or ''}"))
         paths = [f"{self.shards[-1]}.{ending}" for ending in self.endings]
         self._lines = 0
-        opened = (open(path, "w", encoding="utf-8", newline="\n") for path in paths)
+        opened = (open(p, "w", encoding="utf-8", newline="\n") for p in paths)  # noqa: SIM115
         self._streams = [self.enter_context(stream) for stream in opened]
