@@ -26,7 +26,6 @@ from fairseq_dpq.any_model.saving import (
     saved_tables,
     training_shapes,
 )
-from fairseq_dpq.any_model.scaled import ScaledEmbedding
 from fairseq_dpq.files.errors import printable
 from fairseq_dpq.files.memory import check_crc32
 from fairseq_dpq.files.record import Table, TablesRecord
@@ -34,7 +33,7 @@ from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.fitting import shown
 from fairseq_dpq.layer import DPQEmbedding
-from fairseq_dpq.model import EmbeddingTable, placed, put, set_module
+from fairseq_dpq.model import EmbeddingTable, ScaledEmbedding, placed, put, set_module
 
 NAME = "fairseq_dpq"
 _AS_STORED = torch.float64  # of a stand-in for a tensor that keeps its dtype; no table has it

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.files.memory import tensors_crc32
+from fairseq_dpq.files.memory import identity, tensors_crc32
 from fairseq_dpq.files.reader import TensorFile, metadata, read_tensors
 from fairseq_dpq.files.record import Table, TablesRecord
 from fairseq_dpq.files.writer import DTYPES, write_tensors, write_whole
@@ -20,7 +20,7 @@ from fairseq_dpq.forms import FORMS, fitting
 from fairseq_dpq.forms.base import Form, Layout
 from fairseq_dpq.forms.fitting import check_tensor
 from fairseq_dpq.layer import DPQEmbedding, dpq_modules
-from fairseq_dpq.model import EmbeddingTable, find_tables, identity, placed, put
+from fairseq_dpq.model import EmbeddingTable, find_tables, placed, put
 
 TENSORS = "model.safetensors"
 _KIND = "model"  # in the file's config, where an exported table has the kind of its form

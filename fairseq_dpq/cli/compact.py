@@ -20,14 +20,10 @@ from fairseq_dpq.cli.common import (
 )
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
 from fairseq_dpq.files.combining import average, has_ema, with_ema
-from fairseq_dpq.files.compaction import DTYPES, compact_state, verify
+from fairseq_dpq.files.compaction import DTYPES, compact_state
 from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.files.report import (
-    compacted_facts,
-    could_follow,
-    left_alone,
-    model_sizes,
-)
+from fairseq_dpq.files.tables import could_follow, left_alone, model_sizes, table_facts
+from fairseq_dpq.files.verifying import verify
 from fairseq_dpq.files.writer import check_target, save_state, write_whole
 from fairseq_dpq.size_report import Change, outlook, size_lines, text_table
 
@@ -124,7 +120,14 @@ def compact(args: argparse.Namespace) -> None:
     write_whole(output, lambda file: save_state(state, file), check, args.force)
     bars.close()
     record = checkpoint.dpq_record()
-    embeddings = [compacted_facts(done) for done in tables]
+    embeddings = [
+        {
+            **table_facts(done.path, done.table, done.form),
+            "training_bytes": done.before,
+            "stored_codes": done.form.code_sizes or None,
+        }
+        for done in tables
+    ]
     small, full = model_sizes(checkpoint.weights, record, embeddings)
     model = Change(full.before, stored_bytes(state["model"]))
     file = Change(checkpoint.file_bytes, output.stat().st_size)

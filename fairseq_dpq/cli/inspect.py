@@ -17,17 +17,11 @@ from fairseq_dpq.cli import suggest
 from fairseq_dpq.cli.common import Bars, add_common, run
 from fairseq_dpq.cli.inspect_text import report
 from fairseq_dpq.config import DPQConfigError, add_flags, format_flag
-from fairseq_dpq.files.checkpoint import (
-    Checkpoint,
-    keys_of,
-    stored_bytes,
-    stored_form,
-    training_layer,
-)
+from fairseq_dpq.files.checkpoint import Checkpoint, inference_form, keys_of, stored_bytes
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.reader import form_of, is_safetensors, read_tensors
 from fairseq_dpq.files.record import Table, TablesRecord
-from fairseq_dpq.files.report import (
+from fairseq_dpq.files.tables import (
     could_follow,
     left_alone,
     model_sizes,
@@ -114,17 +108,15 @@ def _exported(path: str) -> dict[str, Any]:
     """A table of fairseq-dpq-export: no model around it."""
     opened = read_tensors(path)
     form = form_of(path, opened, FORMS)
-    usage = form.codes_in_use()
     table = Table(form.num_embeddings, form.embedding_dim, form.padding_idx, {})
-    own = table_facts(opened.name, table, form, None if usage is None else usage["used"])
-    entropy = None if usage is None else float(usage["entropy"].double().sum())
+    own = table_facts(opened.name, table, form)
     sizes = {"embeddings": Change(own["full_bytes"], own["compact_bytes"]).facts()}
     return {
         "checkpoint": str(path),
         "form": "exported",
         "file_bytes": os.path.getsize(path),
         "optimizer_bytes": 0,
-        "embeddings": [{**own, "entropy_bits_per_symbol": entropy, "changed": None}],
+        "embeddings": [{**own, "changed": None}],
         "left_alone": [],
         "sizes": sizes,
     }
@@ -150,15 +142,8 @@ def _dpq(
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     out, now = [], {}
     for path, table in record.tables.items():
-        if record.stage == "compact":
-            module = stored_form(checkpoint, path, table)
-        else:
-            layer = training_layer(checkpoint, path, table)
-            module = layer.compact(packed=True, progress=bars(path, table.num_embeddings))
-        usage = module.codes_in_use()
-        facts = table_facts(path, table, module, None if usage is None else usage["used"])
-        entropy = None if usage is None else float(usage["entropy"].double().sum())
-        facts["entropy_bits_per_symbol"] = entropy
+        module = inference_form(checkpoint, path, progress=bars)
+        facts = table_facts(path, table, module)
         mine = keys_of(checkpoint.weights, [path])
         facts["stored_bytes"] = stored_bytes([checkpoint.weights[key] for key in mine])
         facts["changed"] = None
@@ -185,13 +170,13 @@ def _changed(old: Tensor, new: Tensor) -> dict[str, float]:
 
 def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, Any]]:
     out = []
-    for path, aliases in token_tables(checkpoint.weights, checkpoint.model_cfg).items():
-        n, d = checkpoint.weights[path + ".weight"].shape
+    for found in token_tables(checkpoint.weights, checkpoint.model_cfg):
+        n, d = checkpoint.weights[f"{found.path}.weight"].shape
         D = args.D or default_D(d)
         config = make_options(
             DEFAULT_METHOD, {"K": args.K, "D": D, "share_subspaces": args.share_subspaces}
         )
-        facts: dict[str, Any] = {"path": path, "aliases": aliases, "D": D}
+        facts: dict[str, Any] = {"path": found.path, "aliases": found.paths[1:], "D": D}
         facts.update(num_embeddings=n, embedding_dim=d, full_bytes=4 * n * d)
         try:
             config.validate(d, format_flag)

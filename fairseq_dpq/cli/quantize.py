@@ -25,14 +25,10 @@ from fairseq_dpq.config import add_flags, flag
 from fairseq_dpq.fairseq_plugin.choosing import decoder_only
 from fairseq_dpq.fairseq_plugin.options import PluginOptions, flag_fields, make_plugin_options
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
+from fairseq_dpq.files.compaction import quantize_state
 from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.files.quantizing import check_written, quantize_state
-from fairseq_dpq.files.report import (
-    could_follow,
-    left_alone,
-    model_sizes,
-    table_facts,
-)
+from fairseq_dpq.files.tables import could_follow, left_alone, model_sizes, table_facts
+from fairseq_dpq.files.verifying import check_written
 from fairseq_dpq.files.writer import check_target, save_state, write_whole
 from fairseq_dpq.forms import DEFAULT_FORM, FORMS
 from fairseq_dpq.forms.base import FormOption
@@ -201,7 +197,7 @@ def quantize(args: argparse.Namespace) -> None:
     )
     tables = []
     for item in done:
-        facts = table_facts(item.path, item.table, item.form, item.used)
+        facts = table_facts(item.path, item.table, item.form)
         better = item.better._asdict() if item.better else None
         tables.append({**facts, "relative_error": item.error, "better": better})
     new = Checkpoint(target, state, target.stat().st_size)

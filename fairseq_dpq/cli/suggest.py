@@ -27,7 +27,7 @@ from fairseq_dpq.fairseq_plugin.measuring import tables_of_command
 from fairseq_dpq.fairseq_plugin.options import flag_fields, plugin_fields
 from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.quantizing import choose_tables
+from fairseq_dpq.files.tables import choose_tables
 from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.runs.logs import lower_is_better
 from fairseq_dpq.size_report import text_table
@@ -140,9 +140,9 @@ def _of_checkpoint(args: argparse.Namespace) -> tuple[list[Any], list[Tensor]]:
             f"{args.checkpoints[0]} has DPQ tables already; give a full checkpoint"
         )
     names, samples = [], []
-    for path in choose_tables(checkpoint, args.embeddings):
-        table = checkpoint.weights[f"{path}.weight"]
-        names.append((path, *table.shape))
+    for found in choose_tables(checkpoint, args.embeddings):
+        table = checkpoint.weights[f"{found.path}.weight"]
+        names.append((found.path, *table.shape))
         samples.append(sample(table))
     return names, samples
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from fairseq_dpq.layer import DPQEmbedding
 from fairseq_dpq.training.trackers import is_plain
 
 _ROWS = 1 << 16  # rows looked at together
+
+Progress = Callable[[str, int], Callable[[int], None]]  # (what, total) -> report of work done
 
 
 @dataclass
@@ -85,10 +87,33 @@ def named(path: str, table: Table) -> list[str]:
     return [path, *table.aliases]
 
 
-def keys_of(weights: Mapping[str, Tensor], paths: list[str]) -> list[str]:
+def keys_of(weights: Mapping[str, Tensor], paths: Iterable[str]) -> list[str]:
     """The keys of a state_dict that belong to these modules."""
     inside = tuple(f"{path}." for path in paths)
     return [key for key in weights if inside and key.startswith(inside)]
+
+
+def table_keys(weights: Mapping[str, Tensor], record: TablesRecord | None) -> set[str]:
+    """The keys of a state_dict that belong to the tables of a record."""
+    tables = record.tables if record else {}
+    return set(keys_of(weights, [name for path, t in tables.items() for name in named(path, t)]))
+
+
+def inference_form(
+    checkpoint: Checkpoint,
+    path: str,
+    dtype: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> Form:
+    """A table of a checkpoint of either stage in the form that inference uses."""
+    record = checkpoint.dpq_record()
+    table = record.tables[path]
+    if record.stage == "compact":
+        form = stored_form(checkpoint, path, table)
+        return form if dtype is None else form.to(dtype)
+    report = progress(path, table.num_embeddings) if progress is not None else None
+    layer = training_layer(checkpoint, path, table)
+    return layer.compact(packed=True, dtype=dtype or torch.float32, progress=report)
 
 
 def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedding:
@@ -101,8 +126,11 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     # One row: a layer of n would draw n random rows first.
     layer = DPQEmbedding(1, d, **table.options)
     for name in (*layer.parts, *layer.trackers.evaluation_buffers()):
-        tensor = _take(checkpoint, f"{path}.{name}")
-        _check_finite(checkpoint, f"{path}.{name}", tensor)
+        key = f"{path}.{name}"
+        tensor = checkpoint.weights.get(key)
+        if tensor is None:
+            raise CheckpointError(f"{checkpoint.path} has no {key}; its record names the table")
+        _check_finite(checkpoint, key, tensor)
         if name in layer._parameters:
             layer._parameters[name] = nn.Parameter(tensor.detach(), requires_grad=False)
         else:
@@ -142,13 +170,6 @@ def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
         text = (str(error).splitlines() or ["it cannot be loaded"])[-1].strip()
         raise CheckpointError(f"{checkpoint.path}: {path}: {text}") from error
     return module.eval()
-
-
-def _take(checkpoint: Checkpoint, key: str) -> Tensor:
-    tensor = checkpoint.weights.get(key)
-    if tensor is None:
-        raise CheckpointError(f"{checkpoint.path} has no {key}, though its record names the table")
-    return tensor
 
 
 def _check_finite(checkpoint: Checkpoint, key: str, tensor: Tensor) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Hashable, Mapping
 
 import torch
 from torch import Tensor
 
 from fairseq_dpq.files.checkpoint import Checkpoint, check_warmed_up
 from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.memory import identity
 
 
 def has_ema(checkpoint: Checkpoint) -> bool:
@@ -46,11 +47,10 @@ def average(checkpoints: list[Checkpoint]) -> Checkpoint:
         for path in checkpoint.dpq_record().tables:
             check_warmed_up(checkpoint, path)
     total: dict[str, Tensor] = {}
-    sums: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
+    sums: dict[Hashable, Tensor] = {}  # one for the names of a shared tensor
     for key, tensor in first.weights.items():
-        # One sum for the names of a shared tensor
-        place = (tensor.data_ptr(), tensor.shape, tensor.dtype)
-        if place not in sums or tensor.numel() == 0:
+        place = identity(tensor)
+        if place not in sums:
             sums[place] = _mean([checkpoint.weights[key] for checkpoint in checkpoints])
         total[key] = sums[place]
     return Checkpoint(first.path, {**first.state, "model": total}, first.file_bytes)

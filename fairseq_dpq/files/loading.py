@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.memory import identity
 from fairseq_dpq.forms.fitting import is_plain
 from fairseq_dpq.marker import plain_globals
 
@@ -231,9 +232,8 @@ def _check_sizes(path: Path, weights: Mapping[str, Tensor]) -> None:
     for key, tensor in weights.items():
         if not is_plain(tensor):
             raise CheckpointError(f"{path}: {key} is not a plain tensor")
-        view = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if view not in views:
-            views.add(view)
+        if identity(tensor) not in views:
+            views.add(identity(tensor))
             total += tensor.numel() * tensor.element_size()
         if total > limit:
             raise CheckpointError(

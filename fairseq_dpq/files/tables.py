@@ -1,28 +1,100 @@
-"""The facts about tables and checkpoints that the tools print, as plain data for text and JSON."""
+"""The token tables of checkpoints, found as those of a model are, and the facts about tables that
+the tools print, as plain data for text and JSON."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Mapping, Sequence
+from typing import Any, Hashable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairseq_dpq.fairseq_plugin.choosing import TIED_BY
+from fairseq_dpq.fairseq_plugin.choosing import TIED_BY, choose, in_decoder
 from fairseq_dpq.fairseq_plugin.configs import get_option
-from fairseq_dpq.files.checkpoint import Checkpoint, keys_of, named, stored_bytes
-from fairseq_dpq.files.compaction import Compacted
+from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes, table_keys
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.memory import identity
 from fairseq_dpq.files.record import Table, TablesRecord
 from fairseq_dpq.forms.base import Form
+from fairseq_dpq.model import EmbeddingTable, tables_among
 from fairseq_dpq.size_report import Change, Left
 
 _POSITIONS = re.compile(r"(embed_positions|position|segment)")
 _TOKENS = re.compile(r"(^|\.)(embed_tokens|embeddings\.\d+\.0)\.weight$")
 _OUTPUT = re.compile(rf"({'|'.join(TIED_BY)})(\.weight|\.weight_v)$")
+_PAD = 1  # fairseq's dictionaries have it there
 
 
-def table_facts(path: str, table: Table, form: Form, used: Tensor | None) -> dict[str, Any]:
-    """Sizes of one table; `form` is how it is, or would be, stored."""
+# Finding ------------------------------------------------------------------------------------------
+
+
+class _Layer(nn.Linear):
+    """A matrix of a state_dict that is not a token table."""
+
+    def __init__(self, weight: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+
+def token_tables(weights: Mapping[str, Tensor], cfg: Any) -> list[EmbeddingTable]:
+    """The full token tables of a state_dict, with what shares them.
+
+    In a file of a run on CPU, names of one table share memory. One of a GPU, or of half precision,
+    has a copy for each: there the model's flags tell a tie from two tables that happen to be equal,
+    such as the same frozen vectors on both sides.
+    """
+    found = {k: t for k, t in weights.items() if k.endswith(".weight") and t.dim() == 2}
+    tables = [key for key in found if _TOKENS.search(key)]
+    for table in tables:
+        for key, tensor in found.items():
+            full = found[table]
+            copied = tensor is not full and tensor.shape == full.shape
+            if copied and _flags_tie(cfg, table[:-7], key[:-7]) and torch.equal(tensor, full):
+                found[key] = full
+    named: list[tuple[str, nn.Module]] = []
+    for key, tensor in found.items():
+        pad = _PAD if len(tensor) > _PAD else None
+        token = key in tables
+        module = nn.Embedding.from_pretrained(tensor, padding_idx=pad) if token else _Layer(tensor)
+        named.append((key[: -len(".weight")], module))
+    return tables_among(named)
+
+
+def choose_tables(checkpoint: Checkpoint, wanted: str) -> list[EmbeddingTable]:
+    """The full tables that the words of --dpq-embeddings select."""
+    tables = [
+        found
+        for found in token_tables(checkpoint.weights, checkpoint.model_cfg)
+        if found.path.split(".")[-1] == "embed_tokens"
+    ]
+    if not tables:
+        raise CheckpointError(f"{checkpoint.path} has no token embedding (embed_tokens.weight)")
+    paths = [found.paths for found in tables]
+    return [tables[i] for i in choose(paths, wanted, "--dpq-embeddings")]
+
+
+def _flags_tie(cfg: Any, table: str, other: str) -> bool:
+    def on(*flags: str) -> bool:
+        return any(get_option(cfg, flag) for flag in flags)
+
+    if on("share_all_embeddings"):
+        return True
+    name, decoder = other.rsplit(".", 1)[-1], in_decoder(table)
+    if name == "lm_head":
+        return not on("untie_weights_roberta")
+    if decoder != in_decoder(other):
+        return False
+    side = "decoder" if decoder else "encoder"
+    if name == "embed_tokens":  # of several languages
+        return on(f"share_{side}_embeddings", f"share_{side}s")
+    return on(f"share_{side}_input_output_embed", "share_input_output_embed")
+
+
+# Facts --------------------------------------------------------------------------------------------
+
+
+def table_facts(path: str, table: Table, form: Form) -> dict[str, Any]:
+    """Sizes of one table, and its use of codes; `form` is how it is, or would be, stored."""
     n, d = table.num_embeddings, table.embedding_dim
     bits = table.config.compact_bits(n, d) if table.options else form.formula_bits()
     facts = {
@@ -45,35 +117,28 @@ def table_facts(path: str, table: Table, form: Form, used: Tensor | None) -> dic
         "bits_per_symbol": form.bits_per_symbol(),
         "notes": form.notes(),
         "used_codes": None,
+        "entropy_bits_per_symbol": None,
     }
     if table.options and "K" in facts:  # what it was trained with: unused codes may be gone
         facts["K"] = table.options["K"]
-    if used is not None:
-        counts = sorted(used.tolist())
+    usage = form.codes_in_use()
+    if usage is not None:
+        counts = sorted(usage["used"].tolist())
         middle = counts[len(counts) // 2]
         facts["used_codes"] = {"min": counts[0], "median": middle, "max": counts[-1]}
-    return facts
-
-
-def compacted_facts(done: Compacted) -> dict[str, Any]:
-    """What became of one table."""
-    facts = table_facts(done.path, done.table, done.form, done.used)
-    facts["training_bytes"] = done.before
-    facts["stored_codes"] = done.form.code_sizes or None
+        facts["entropy_bits_per_symbol"] = float(usage["entropy"].double().sum())
     return facts
 
 
 def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict[str, Any]]:
     """Tables that stay as they are, and why."""
-    tables = record.tables if record else {}
-    names = [name for path, table in tables.items() for name in named(path, table)]
-    taken = set(keys_of(checkpoint.weights, names))
+    taken = table_keys(checkpoint.weights, record)
     out = []
-    first: dict[tuple[int, torch.Size], str] = {}  # the first name of a tensor, by its memory
+    first: dict[Hashable, str] = {}  # the first name of a tensor
     for key, tensor in checkpoint.weights.items():
         if key in taken or tensor.dim() != 2:
             continue
-        twin = first.setdefault((tensor.data_ptr(), tensor.shape), key)
+        twin = first.setdefault(identity(tensor), key)
         if _POSITIONS.search(key):
             kind, why = "positions", "positions, not tokens"
         elif twin != key and (_TOKENS.search(key) or _OUTPUT.search(key)):
@@ -87,58 +152,6 @@ def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict
         facts = {"name": key, "kind": kind, "shape": list(tensor.shape), "why": why}
         out.append({**facts, "bytes": tensor.numel() * tensor.element_size()})
     return out
-
-
-def token_tables(weights: Mapping[str, Tensor], cfg: Any) -> dict[str, list[str]]:
-    """Full token tables of a state_dict by path, each with its other names."""
-    found: dict[str, list[str]] = {}
-    for key, tensor in weights.items():
-        if tensor.dim() != 2 or not _TOKENS.search(key):
-            continue
-        path = key[: -len(".weight")]
-        for other, names in found.items():
-            if same_table(weights, cfg, other, path):
-                names.append(path)
-                break
-        else:
-            found[path] = []
-    return found
-
-
-def same_table(weights: Mapping[str, Tensor], cfg: Any, table: str, other: str) -> bool:
-    """Whether the module at `other` uses the token table at `table`.
-
-    In a file of a run on CPU they share memory. One of a GPU, or of half precision, has a copy for
-    each name: there the model's flags tell a tie from two tables that happen to be equal, such as
-    the same frozen vectors on both sides.
-    """
-    a, b = weights[f"{table}.weight"], weights[f"{other}.weight"]
-    if a.shape != b.shape:
-        return False
-    if a.data_ptr() == b.data_ptr():
-        return True
-    return _flags_tie(cfg, table, other) and torch.equal(a, b)
-
-
-def _flags_tie(cfg: Any, table: str, other: str) -> bool:
-    def on(*flags: str) -> bool:
-        return any(get_option(cfg, flag) for flag in flags)
-
-    if on("share_all_embeddings"):
-        return True
-    name, side = other.rsplit(".", 1)[-1], _side(table)
-    if name == "lm_head":
-        return not on("untie_weights_roberta")
-    if side != _side(other):
-        return False
-    if name == "embed_tokens":  # of several languages
-        return on(f"share_{side}_embeddings", f"share_{side}s")
-    return on(f"share_{side}_input_output_embed", "share_input_output_embed")
-
-
-def _side(path: str) -> str:
-    parts = path.split(".")
-    return "decoder" if any(part.startswith("decoder") for part in parts) else "encoder"
 
 
 def run_of(checkpoint: Checkpoint, record: TablesRecord) -> Any:
@@ -160,8 +173,7 @@ def model_sizes(
 
     All that is not a DPQ table counts as it is in `weights`.
     """
-    names = [name for path, table in record.tables.items() for name in named(path, table)]
-    mine = set(keys_of(weights, names))
+    mine = table_keys(weights, record)
     rest = stored_bytes([tensor for key, tensor in weights.items() if key not in mine])
     full = sum(table["full_bytes"] for table in tables)
     small = sum(table["compact_bytes"] for table in tables)
