@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
-from typing import Any, Sequence
 
-from fairseq_dpq.cli.common import (
-    Bars,
-    add_common,
-    add_exact_logits,
-    left_text,
-    notes,
-    run,
-    size,
-    used_codes,
-)
+from fairseq_dpq.cli.common import Bars, add_common, add_exact_logits, tool
+from fairseq_dpq.cli.text import print_written, size
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
 from fairseq_dpq.files.combining import average, has_ema, with_ema
 from fairseq_dpq.files.compaction import DTYPES, compact_state
-from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.files.tables import could_follow, left_alone, model_sizes, table_facts
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.tables import left_alone, model_sizes, table_facts
 from fairseq_dpq.files.verifying import verify
 from fairseq_dpq.files.writer import check_target, save_state, write_whole
-from fairseq_dpq.size_report import Change, outlook, size_lines, text_table
+from fairseq_dpq.size_report import Change
+
+_COLUMNS = (
+    *("embedding", "table", "stored as", "full", "trained", "compact", "CR formula"),
+    *("CR measured", "bits/symbol", "used codes min/median/max"),
+)
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -78,8 +72,7 @@ def get_parser() -> argparse.ArgumentParser:
         default=True,
         help="reload the written file and compare every row with the input (the default)",
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT.pt if it exists")
-    add_common(parser)
+    add_common(parser, "OUT.pt")
     return parser
 
 
@@ -131,7 +124,8 @@ def compact(args: argparse.Namespace) -> None:
     small, full = model_sizes(checkpoint.weights, record, embeddings)
     model = Change(full.before, stored_bytes(state["model"]))
     file = Change(checkpoint.file_bytes, output.stat().st_size)
-    left = left_alone(checkpoint, record)
+    query = sum(done.query for done in tables)
+    optimizer = stored_bytes(checkpoint.state.get("last_optimizer_state"))
     facts = {
         "input": [str(path) for path in inputs],
         "output": str(output),
@@ -144,68 +138,25 @@ def compact(args: argparse.Namespace) -> None:
         "verified": args.verify,
         "loaded_in_fairseq": loaded,
         "embeddings": embeddings,
-        "left_alone": left,
-        "sizes": {"embeddings": small.facts(), "model": model.facts(), "file": file.facts()},
-        "dropped": {
-            "query": sum(done.query for done in tables),
-            "optimizer": stored_bytes(checkpoint.state.get("last_optimizer_state")),
-        },
+        "left_alone": left_alone(checkpoint, record),
+        "dropped": {"query": query, "optimizer": optimizer},
     }
-    if args.json:
-        print(json.dumps(facts, indent=2))
-        return
-    dropped = [f"{size(facts['dropped'][name])} of {what}" for name, what in _DROPPED.items()]
-    sizes = size_lines(small, model, file, "without " + " and ".join(dropped))
-    print(_text(facts, [*sizes, *outlook(model, could_follow(left, embeddings))], model))
-
-
-_DROPPED = {"query": "queries", "optimizer": "optimiser state"}
-
-
-def _text(facts: dict[str, Any], sizes: list[str], model: Change) -> str:
-    head = ["embedding", "table", "options", "full", "trained", "compact", "CR formula"]
-    rows = [[*head, "CR measured", "bits/symbol", "used codes min/median/max"]]
-    for table in facts["embeddings"]:
-        rows.append(
-            [
-                table["path"],
-                f"{table['num_embeddings']} x {table['embedding_dim']}",
-                table["description"],
-                size(4 * table["num_embeddings"] * table["embedding_dim"]),
-                size(table["training_bytes"]),
-                size(table["compact_bytes"]),
-                f"{table['formula_cr']:.2f}",
-                f"{table['measured_cr']:.2f}",
-                str(table["bits_per_symbol"]),
-                used_codes(table["used_codes"]),
-            ]
-        )
-    lines = [text_table(rows), ""]
-    for table in facts["embeddings"]:
-        lines += notes(table, "; stored once")
-    for item in facts["left_alone"]:
-        lines.append(printable(f"left alone: {left_text(item)}"))
-    if facts["ema_left_out"]:
-        lines.append("left out: the EMA weights; --ema takes them instead of the last ones")
-    lines += [*([""] if lines[-1] else []), *map(printable, sizes), ""]
-    rounding = facts["half"] or facts["values_dtype"] != "float32"
-    exact = "the original, rounded," if rounding else "the original"
-    done = (
-        f"verified: every row equals {exact} bit for bit" if facts["verified"] else "not verified"
+    exact = (
+        "the original, rounded," if args.half or args.values_dtype != "float32" else "the original"
     )
-    lines.append(f"{printable(facts['output'])}: a model {model.smaller()}; {done}")
-    return "\n".join(lines)
+    same = f"verified: every row equals {exact} bit for bit" if args.verify else "not verified"
+    ema = "left out: the EMA weights; --ema takes them instead of the last ones"
+    print_written(
+        args,
+        facts,
+        {"embeddings": small, "model": model, "file": file},
+        _COLUMNS,
+        left="left alone",
+        stored="; stored once",
+        about_file=f"without {size(query)} of queries and {size(optimizer)} of optimiser state",
+        notes=[ema] if ema_left else [],
+        headline=f": a model {model.smaller()}; {same}",
+    )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; the exit code."""
-    return run(get_parser(), compact, argv)
-
-
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
-
-if __name__ == "__main__":
-    cli_main()
+main = tool(get_parser, compact)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
-from typing import Sequence
 
-from fairseq_dpq.cli.common import Bars, add_common, run
+from fairseq_dpq.cli.common import Bars, add_common, tool
 from fairseq_dpq.files.checkpoint import Checkpoint, inference_form, named
 from fairseq_dpq.files.compaction import DTYPES
 from fairseq_dpq.files.dictionaries import symbols_of
@@ -39,8 +37,7 @@ def get_parser() -> argparse.ArgumentParser:
         choices=sorted(DTYPES),
         help="how values are stored (default: as they are; float32 of a training checkpoint)",
     )
-    parser.add_argument("--force", action="store_true", help="replace the output if it exists")
-    add_common(parser)
+    add_common(parser, "the output")
     return parser
 
 
@@ -91,15 +88,4 @@ def _choose(record: TablesRecord, wanted: str | None, source: Path) -> str:
     return names[wanted]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; the exit code."""
-    return run(get_parser(), export, argv)
-
-
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
-
-if __name__ == "__main__":
-    cli_main()
+main = tool(get_parser, export)

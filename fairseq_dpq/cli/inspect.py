@@ -15,14 +15,13 @@ from fairseq_dpq import native
 from fairseq_dpq.choosing_sizes import compact_bytes
 from fairseq_dpq.cli import suggest
 from fairseq_dpq.cli.common import Bars, add_common, run
-from fairseq_dpq.cli.inspect_text import report
+from fairseq_dpq.cli.text import report
 from fairseq_dpq.config import DPQConfigError, add_flags, format_flag
 from fairseq_dpq.files.checkpoint import Checkpoint, inference_form, keys_of, stored_bytes
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.reader import form_of, is_safetensors, read_tensors
 from fairseq_dpq.files.record import Table, TablesRecord
 from fairseq_dpq.files.tables import (
-    could_follow,
     left_alone,
     model_sizes,
     run_of,
@@ -32,8 +31,8 @@ from fairseq_dpq.files.tables import (
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.methods import DEFAULT_METHOD, make_options
 from fairseq_dpq.methods.base import ProductOptions
-from fairseq_dpq.size_report import Change, Left
-from fairseq_dpq.sizes import DEFAULT_K, default_D
+from fairseq_dpq.size_report import Change
+from fairseq_dpq.sizes import DEFAULT_K, bits_note, default_D
 
 _ROWS = 1 << 15
 
@@ -62,12 +61,10 @@ def inspect(args: argparse.Namespace, words: Sequence[str] = ()) -> None:
         raise CheckpointError("give a checkpoint, or a command after --")
     before: dict[str, Tensor] = {}
     last_run: Any = None
-    left: list[list[Left]] = []
     out, bars = [], Bars()
     for path in args.checkpoints:
         if is_safetensors(path):
             out.append(_exported(path))
-            left.append([])
             before = {}
             continue
         checkpoint = Checkpoint.load(path, args.trust)
@@ -95,12 +92,11 @@ def inspect(args: argparse.Namespace, words: Sequence[str] = ()) -> None:
         if sizes is not None:
             facts["sizes"] = {name: change.facts() for name, change in sizes.items()}
         out.append(facts)
-        left.append(could_follow(facts["left_alone"], facts["embeddings"]) if sizes else [])
         bars.close()
     if args.json:
         print(json.dumps(out, indent=2))
     else:
-        print(report(out, left, args.K, args.D))
+        print(report(out))
         print(native.describe())
 
 
@@ -169,7 +165,7 @@ def _changed(old: Tensor, new: Tensor) -> dict[str, float]:
 
 
 def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, Any]]:
-    out = []
+    out, note = [], bits_note(args.K)
     for found in token_tables(checkpoint.weights, checkpoint.model_cfg):
         n, d = checkpoint.weights[f"{found.path}.weight"].shape
         D = args.D or default_D(d)
@@ -178,6 +174,7 @@ def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, An
         )
         facts: dict[str, Any] = {"path": found.path, "aliases": found.paths[1:], "D": D}
         facts.update(num_embeddings=n, embedding_dim=d, full_bytes=4 * n * d)
+        facts.update(description=f"full, at K={args.K} D={D}", notes=[*filter(None, [note])])
         try:
             config.validate(d, format_flag)
             small = compact_bytes(n, d, args.K, D, args.share_subspaces)
@@ -195,12 +192,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     at = given.index("--") if "--" in given else len(given)
     return run(get_parser(), lambda args: inspect(args, given[at + 1 :]), given[:at])
-
-
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
-
-if __name__ == "__main__":
-    cli_main()

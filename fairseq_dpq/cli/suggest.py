@@ -21,7 +21,8 @@ from fairseq_dpq.choosing_sizes import (
     sample,
     with_errors,
 )
-from fairseq_dpq.cli.common import Bars, size
+from fairseq_dpq.cli.common import Bars
+from fairseq_dpq.cli.text import size
 from fairseq_dpq.config import add_flags, flag, option_type
 from fairseq_dpq.fairseq_plugin.measuring import tables_of_command
 from fairseq_dpq.fairseq_plugin.options import flag_fields, plugin_fields
