@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +19,15 @@ from transformers.quantizers.auto import (
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from fairseq_dpq.any_model.saving import (
-    build_form,
+    SavedModelError,
     build_layer,
     other_tensors,
     saved_tables,
     training_shapes,
 )
-from fairseq_dpq.files.errors import printable
+from fairseq_dpq.files.errors import naming, printable
 from fairseq_dpq.files.memory import check_crc32
 from fairseq_dpq.files.record import Table, TablesRecord
-from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.fitting import shown
 from fairseq_dpq.layer import DPQEmbedding
@@ -97,8 +95,7 @@ def _check_codes(tensors: dict[str, Tensor], table: Table) -> None:
 def _model_dtype(table: Table) -> Iterable[str] | None:
     """The tensors that take the dtype of the model; None: all. Statistics of training stay float32,
     values of tiers float16."""
-    form = table.form
-    return FORMS[form["kind"]].model_dtype if form else training_shapes(table)
+    return table.form_class()[0].model_dtype if table.form else training_shapes(table)
 
 
 class CompactQuantizer(HfQuantizer):
@@ -110,7 +107,7 @@ class CompactQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         config = self.quantization_config
         self._waiting: list[tuple[EmbeddingTable, Table, nn.Module]] = []
-        with _said("the quantization_config of the model"):
+        with naming("the quantization_config of the model", SavedModelError):
             record = TablesRecord.from_json(json.dumps(config.tables))
             for saved_path, table in record.tables.items():
                 path = _moved(saved_path, table, model)
@@ -127,9 +124,9 @@ class CompactQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         for found, table, stand_in in self._waiting:
             tensors = {k: t for k, t in stand_in.named_buffers() if t.device.type != "meta"}
-            with _said(found.path):
+            with naming(found.path, SavedModelError):
                 _check_codes(tensors, table)
-                made = build_form(table, tensors) if table.form else build_layer(table, tensors)
+                made = table.build_form(tensors) if table.form else build_layer(table, tensors)
             put(model, found, made.to(next(iter(tensors.values())).device))
         self._waiting = []
         attach(model)  # with the paths of this model
@@ -203,17 +200,6 @@ def _names(tensors: Any, path: str) -> list[str]:
     ):
         raise ValueError(f"tensors: expected the names of those of {path}, found {shown(names)}")
     return names
-
-
-@contextlib.contextmanager
-def _said(what: str) -> Iterator[None]:
-    """Errors in one line that names the part."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, RuntimeError, AttributeError) as error:
-        missing = isinstance(error, KeyError)
-        text = f"{error} is missing" if missing else (str(error).splitlines() or ["damaged"])[-1]
-        raise ValueError(printable(f"{what}: {text.strip()}")) from error
 
 
 class _Resize:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fairseq_dpq.cli.common import Bars, add_common, tool
 from fairseq_dpq.files.checkpoint import Checkpoint, inference_form, named
 from fairseq_dpq.files.compaction import DTYPES
-from fairseq_dpq.files.dictionaries import symbols_of
+from fairseq_dpq.files.data import symbols_of
 from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.files.record import TablesRecord
 from fairseq_dpq.files.writer import check_target, write_form

@@ -11,13 +11,11 @@ from typing import Any, Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin.configs import read_record
 from fairseq_dpq.fairseq_plugin.validation import check_record
-from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.errors import CheckpointError, naming
 from fairseq_dpq.files.loading import load_checkpoint
 from fairseq_dpq.files.record import Table, TablesRecord
-from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.layer import DPQEmbedding
 from fairseq_dpq.training.trackers import is_plain
@@ -62,13 +60,11 @@ class Checkpoint:
     def record(self) -> TablesRecord | None:
         """The record of its DPQ tables; None for a model without any."""
         if self._record is None:
-            try:
-                self._record = read_record(self.model_cfg)
-                if self._record is not None:
-                    check_record(self._record, self.weights)
-            except DPQConfigError as error:
-                self._record = None
-                raise CheckpointError(f"{self.path}: {error}") from error
+            with naming(self.path):
+                record = read_record(self.model_cfg)
+                if record is not None:
+                    check_record(record, self.weights)
+                self._record = record
         return self._record
 
     def dpq_record(self) -> TablesRecord:
@@ -161,14 +157,10 @@ def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
     """A table of a compact checkpoint, as it is stored."""
     weights = checkpoint.weights
     part = {key[len(path) + 1 :]: weights[key] for key in keys_of(weights, [path])}
-    cls = FORMS[table.form["kind"]]
     dtype = next((t.dtype for t in part.values() if t.is_floating_point()), None)
-    try:
-        module = table.empty_form(dtype=dtype, **cls.as_stored)
+    with naming(f"{checkpoint.path}: {path}"):
+        module = table.empty_form(dtype=dtype, **table.form_class()[0].as_stored)
         module.load_state_dict(part, **_ASSIGN)
-    except (RuntimeError, ValueError, TypeError) as error:
-        text = (str(error).splitlines() or ["it cannot be loaded"])[-1].strip()
-        raise CheckpointError(f"{checkpoint.path}: {path}: {text}") from error
     return module.eval()
 
 

@@ -3,16 +3,15 @@ checksum compared once, when the file is opened."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Mapping
 
 import torch
 from torch import Tensor
 
-from fairseq_dpq.files.errors import CheckpointError, printable
+from fairseq_dpq.files.errors import CheckpointError, naming, printable
 from fairseq_dpq.files.memory import check_crc32, memory_of, tensors_crc32, text_crc32
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.fitting import build_form, check_type, check_version
@@ -129,18 +128,3 @@ def symbols_of(path: str | Path, opened: TensorFile) -> list[str] | None:
         if len(symbols) != opened.config["num_embeddings"]:
             raise ValueError(f"it has {len(symbols)} symbols for another number of rows")
     return symbols
-
-
-@contextlib.contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Errors of what a file says, in one line that names the file."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except KeyError as error:
-        raise CheckpointError(printable(f"{path}: {error} is missing")) from error
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(printable(f"{path}: {error}")) from error
-    except RecursionError as error:
-        raise CheckpointError(printable(f"{path}: it is nested too deeply")) from error

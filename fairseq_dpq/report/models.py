@@ -18,7 +18,7 @@ from fairseq_dpq.files.checkpoint import (
     stored_form,
     training_layer,
 )
-from fairseq_dpq.files.dictionaries import find_dictionary, read_dictionary
+from fairseq_dpq.files.data import find_dictionary, read_dictionary
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.reader import form_of, is_safetensors, read_tensors, symbols_of
 from fairseq_dpq.files.record import TablesRecord
