@@ -193,47 +193,37 @@ def choose(
     Without `which`, those of at least `min_rows` rows. ValueError if `which` names no table, or one
     that cannot be compressed.
     """
-    if which is None:
-        return _choose_by_size(tables, min_rows)
     chosen, left = [], {}
     patterns = [which] if isinstance(which, str) else which
     matched: set[str] = set()
     for found in tables:
-        if callable(patterns):
+        rows = found.module.num_embeddings
+        if patterns is None:
+            why = found.problem
+            if not why and rows < min_rows:
+                why = f"{rows} rows, fewer than min_rows={min_rows}"
+        elif callable(patterns):
             taken = any(patterns(path, module) for path, module in found.modules.items())
+            why = "" if taken else "not chosen"
         else:
             hits = {p for p in patterns for path in found.paths if fnmatch.fnmatchcase(path, p)}
             matched |= hits
-            taken = bool(hits)
-        if taken and found.problem:
+            why = "" if hits else "not chosen"
+        if why:
+            left[found.path] = why
+        elif found.problem:
             raise ValueError(f"{found.path} cannot be compressed: {found.problem}")
-        if taken:
-            chosen.append(found)
         else:
-            left[found.path] = "not chosen"
-    unmatched = [] if callable(patterns) else [p for p in patterns if p not in matched]
+            chosen.append(found)
+    if patterns is None and not chosen:
+        reasons = "; ".join(f"{path}: {why}" for path, why in left.items())
+        raise ValueError(f"nothing to compress: {reasons or 'the model has no embedding table'}")
+    named = () if patterns is None or callable(patterns) else patterns
+    unmatched = [pattern for pattern in named if pattern not in matched]
     if unmatched or not chosen:
         wanted = f" called {unmatched[0]}" if unmatched else " that `which` chooses"
         listed = ", ".join(path for found in tables for path in found.paths) or "no embedding table"
         raise ValueError(f"the model has no embedding table{wanted}; it has {listed}")
-    return chosen, left
-
-
-def _choose_by_size(
-    tables: Sequence[EmbeddingTable], min_rows: int
-) -> tuple[list[EmbeddingTable], dict[str, str]]:
-    chosen, left = [], {}
-    for found in tables:
-        rows = found.module.num_embeddings
-        if found.problem:
-            left[found.path] = found.problem
-        elif rows < min_rows:
-            left[found.path] = f"{rows} rows, fewer than min_rows={min_rows}"
-        else:
-            chosen.append(found)
-    if not chosen:
-        reasons = "; ".join(f"{path}: {why}" for path, why in left.items())
-        raise ValueError(f"nothing to compress: {reasons or 'the model has no embedding table'}")
     return chosen, left
 
 

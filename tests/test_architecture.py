@@ -19,7 +19,7 @@ KNOWS_FAIRSEQ = ("fairseq_plugin",)
 # Single functions elsewhere that import fairseq, because they need its dictionaries or commands.
 MAY_IMPORT_FAIRSEQ = {
     "files.data",  # fairseq's own readers of dictionaries, data and models
-    "files.upgrading",  # configs of old checkpoints are upgraded by fairseq's own code
+    "files.preparing",  # configs of old checkpoints are upgraded by fairseq's own code
     "cli.hydra_train",  # runs fairseq-hydra-train
     "sweeps.commands",  # parses one command of the grid before anything runs
 }

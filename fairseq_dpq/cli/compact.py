@@ -8,9 +8,9 @@ from pathlib import Path
 from fairseq_dpq.cli.common import Bars, add_common, add_exact_logits, tool
 from fairseq_dpq.cli.text import print_written, size
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
-from fairseq_dpq.files.combining import average, has_ema, with_ema
 from fairseq_dpq.files.compaction import DTYPES, compact_state
 from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.preparing import average, has_ema, with_ema
 from fairseq_dpq.files.tables import left_alone, model_sizes, table_facts
 from fairseq_dpq.files.verifying import verify
 from fairseq_dpq.files.writer import check_target, save_state, write_whole

@@ -19,7 +19,7 @@ from fairseq_dpq.cli.text import report
 from fairseq_dpq.config import DPQConfigError, add_flags, format_flag
 from fairseq_dpq.files.checkpoint import Checkpoint, inference_form, keys_of, stored_bytes
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.reader import form_of, is_safetensors, read_tensors
+from fairseq_dpq.files.reader import is_safetensors, read_tensors
 from fairseq_dpq.files.record import Table, TablesRecord
 from fairseq_dpq.files.tables import (
     left_alone,
@@ -103,7 +103,7 @@ def inspect(args: argparse.Namespace, words: Sequence[str] = ()) -> None:
 def _exported(path: str) -> dict[str, Any]:
     """A table of fairseq-dpq-export: no model around it."""
     opened = read_tensors(path)
-    form = form_of(path, opened, FORMS)
+    form = opened.form(FORMS)
     table = Table(form.num_embeddings, form.embedding_dim, form.padding_idx, {})
     own = table_facts(opened.name, table, form)
     sizes = {"embeddings": Change(own["full_bytes"], own["compact_bytes"]).facts()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from inspect import signature
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
@@ -147,21 +146,16 @@ def check_warmed_up(checkpoint: Checkpoint, path: str) -> None:
         )
 
 
-# Tensors of a mapped file stay there, where torch can do that (2.1 and later).
-_ASSIGN: dict[str, Any] = (
-    {"assign": True} if "assign" in signature(Form.load_state_dict).parameters else {}
-)
-
-
 def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
-    """A table of a compact checkpoint, as it is stored."""
+    """A table of a compact checkpoint, as it is stored, on the checkpoint's own memory.
+
+    `table` is of `checkpoint.record()`, so that its tensors are known to fit.
+    """
     weights = checkpoint.weights
     part = {key[len(path) + 1 :]: weights[key] for key in keys_of(weights, [path])}
-    dtype = next((t.dtype for t in part.values() if t.is_floating_point()), None)
+    form, settings = table.form_class()
     with naming(f"{checkpoint.path}: {path}"):
-        module = table.empty_form(dtype=dtype, **table.form_class()[0].as_stored)
-        module.load_state_dict(part, **_ASSIGN)
-    return module.eval()
+        return form.from_tensors(*table.size, settings, part)
 
 
 def _check_finite(checkpoint: Checkpoint, key: str, tensor: Tensor) -> None:

@@ -27,9 +27,9 @@ from fairseq_dpq.files.checkpoint import (
 )
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.memory import identity, tensors_crc32
+from fairseq_dpq.files.preparing import upgraded_cfg, upgraded_names
 from fairseq_dpq.files.record import EXACT_KEY, Table, TablesRecord
 from fairseq_dpq.files.tables import choose_tables
-from fairseq_dpq.files.upgrading import upgraded_cfg, upgraded_names
 from fairseq_dpq.forms import DEFAULT_FORM, FORMS
 from fairseq_dpq.forms.base import Form, Improvement, Settings
 from fairseq_dpq.forms.quantization import HIGH_ERROR, reconstruction_error

@@ -62,11 +62,6 @@ class Table:
         settings = dict(self.form)
         return FORMS[settings.pop("kind")], settings
 
-    def empty_form(self, **more: Any) -> Form:
-        """A module of the table's form, to be loaded."""
-        cls, settings = self.form_class()
-        return cls(*self.size, **settings, **more)
-
     def build_form(self, tensors: Mapping[str, Tensor]) -> Form:
         """The table's form of these tensors; ValueError for what they cannot be."""
         cls, settings = self.form_class()

@@ -20,7 +20,7 @@ from fairseq_dpq.files.checkpoint import (
 )
 from fairseq_dpq.files.data import find_dictionary, read_dictionary
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.reader import form_of, is_safetensors, read_tensors, symbols_of
+from fairseq_dpq.files.reader import is_safetensors, read_tensors
 from fairseq_dpq.files.record import TablesRecord
 from fairseq_dpq.files.tables import left_alone, table_facts, token_tables
 from fairseq_dpq.forms import FORMS
@@ -118,7 +118,7 @@ def load_model(
 
 def _exported(path: Path, name: str) -> Model:
     opened = read_tensors(path)
-    form, symbols = form_of(path, opened, FORMS), symbols_of(path, opened)
+    form, symbols = opened.form(FORMS), opened.symbols()
     n, d = form.num_embeddings, form.embedding_dim
     total = path.stat().st_size
     sizes = {
