@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any, Iterable
@@ -176,7 +177,7 @@ def attach(model: nn.Module) -> None:
         config, _ = CompactConfig.of(module)
         module.hf_quantizer = CompactQuantizer(config, pre_quantized=True)
         if isinstance(_input_table(module), (Form, DPQEmbedding)):
-            module.resize_token_embeddings = _Resize(module)
+            module.resize_token_embeddings = functools.partial(_resize, module)
         if id(module) not in seen:
             _describe(module, config)
             for path, table in TablesRecord.from_json(json.dumps(config.tables)).tables.items():
@@ -202,28 +203,23 @@ def _names(tensors: Any, path: str) -> list[str]:
     return names
 
 
-class _Resize:
+def _resize(
+    model: Any, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, **_: Any
+) -> Any:
     """Takes the place of `resize_token_embeddings` of a model whose input table is compressed."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def __call__(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, **_: Any
-    ) -> Any:
-        table = _input_table(self.model)
-        rows = table.num_embeddings
-        wanted = rows if new_num_tokens is None else new_num_tokens
-        if pad_to_multiple_of:
-            wanted += -wanted % pad_to_multiple_of
-        if wanted == rows:
-            return self.model.get_input_embeddings()
-        grows = wanted > rows and isinstance(table, Form)
-        how = f"call fairseq_dpq.add_rows(model, {wanted - rows}), or " if grows else ""
-        raise ValueError(
-            f"the table of {rows} rows is compressed: {how}resize the full model to {wanted} rows, "
-            "then compress it"
-        )
+    table = _input_table(model)
+    rows = table.num_embeddings
+    wanted = rows if new_num_tokens is None else new_num_tokens
+    if pad_to_multiple_of:
+        wanted += -wanted % pad_to_multiple_of
+    if wanted == rows:
+        return model.get_input_embeddings()
+    grows = wanted > rows and isinstance(table, Form)
+    how = f"call fairseq_dpq.add_rows(model, {wanted - rows}), or " if grows else ""
+    raise ValueError(
+        f"the table of {rows} rows is compressed: {how}resize the full model to {wanted} rows, "
+        "then compress it"
+    )
 
 
 def follow_growth(model: nn.Module, table: Form, old: int) -> None:

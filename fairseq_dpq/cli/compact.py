@@ -11,9 +11,9 @@ from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
 from fairseq_dpq.files.compaction import DTYPES, compact_state
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.preparing import average, has_ema, with_ema
-from fairseq_dpq.files.tables import left_alone, model_sizes, table_facts
+from fairseq_dpq.files.tables import left_alone, model_sizes
 from fairseq_dpq.files.verifying import verify
-from fairseq_dpq.files.writer import check_target, save_state, write_whole
+from fairseq_dpq.files.writer import check_target, write_state
 from fairseq_dpq.size_report import Change
 
 _COLUMNS = (
@@ -31,47 +31,26 @@ def get_parser() -> argparse.ArgumentParser:
         "packed codes and values instead of queries and keys, and no optimiser state. Its outputs "
         "are those of the training checkpoint, bit for bit.",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "files",
         nargs="+",
         metavar="FILE",
         help="IN.pt, the training checkpoint (several with --average); last OUT.pt, the compact "
         "checkpoint to write",
     )
-    parser.add_argument(
-        "--average", action="store_true", help="average several inputs first, then compact"
-    )
-    parser.add_argument(
-        "--ema", action="store_true", help="take the weights of --store-ema, not the last ones"
-    )
-    parser.add_argument(
-        "--values-dtype",
-        choices=sorted(DTYPES),
-        default="float32",
-        help="how values are stored; float32 is exact (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--half", action="store_true", help="store the rest of the model in float16"
-    )
-    parser.add_argument(
-        "--lossless-shrink",
-        action="store_true",
-        help="drop the codes that no symbol uses; smaller still, the same outputs",
-    )
+    add("--average", action="store_true", help="average several inputs first, then compact")
+    add("--ema", action="store_true", help="take the weights of --store-ema, not the last ones")
+    how = "how values are stored; float32 is exact (default: %(default)s)"
+    add("--values-dtype", choices=sorted(DTYPES), default="float32", help=how)
+    add("--half", action="store_true", help="store the rest of the model in float16")
+    shrink = "drop the codes that no symbol uses; smaller still, the same outputs"
+    add("--lossless-shrink", action="store_true", help=shrink)
     add_exact_logits(parser)
-    parser.add_argument(
-        "--no-verify",
-        dest="verify",
-        action="store_false",
-        help="do not compare the written file with the input",
-    )
-    parser.add_argument(
-        "--verify",
-        dest="verify",
-        action="store_true",
-        default=True,
-        help="reload the written file and compare every row with the input (the default)",
-    )
+    no = "do not compare the written file with the input"
+    add("--no-verify", dest="verify", action="store_false", help=no)
+    yes = "reload the written file and compare every row with the input (the default)"
+    add("--verify", dest="verify", action="store_true", default=True, help=yes)
     add_common(parser, "OUT.pt")
     return parser
 
@@ -110,21 +89,13 @@ def compact(args: argparse.Namespace) -> None:
         if args.verify:
             loaded = verify(checkpoint, written, bars, output, args.trust)
 
-    write_whole(output, lambda file: save_state(state, file), check, args.force)
+    write_state(output, state, check, args.force)
     bars.close()
     record = checkpoint.dpq_record()
-    embeddings = [
-        {
-            **table_facts(done.path, done.table, done.form),
-            "training_bytes": done.before,
-            "stored_codes": done.form.code_sizes or None,
-        }
-        for done in tables
-    ]
-    small, full = model_sizes(checkpoint.weights, record, embeddings)
+    small, full = model_sizes(checkpoint.weights, record, tables)
     model = Change(full.before, stored_bytes(state["model"]))
     file = Change(checkpoint.file_bytes, output.stat().st_size)
-    query = sum(done.query for done in tables)
+    query = sum(table["query_bytes"] for table in tables)
     optimizer = stored_bytes(checkpoint.state.get("last_optimizer_state"))
     facts = {
         "input": [str(path) for path in inputs],
@@ -137,14 +108,16 @@ def compact(args: argparse.Namespace) -> None:
         "ema_left_out": ema_left,
         "verified": args.verify,
         "loaded_in_fairseq": loaded,
-        "embeddings": embeddings,
+        "embeddings": tables,
         "left_alone": left_alone(checkpoint, record),
         "dropped": {"query": query, "optimizer": optimizer},
     }
-    exact = (
-        "the original, rounded," if args.half or args.values_dtype != "float32" else "the original"
+    rounded = ", rounded," if args.half or args.values_dtype != "float32" else ""
+    same = (
+        f"verified: every row equals the original{rounded} bit for bit"
+        if args.verify
+        else "not verified"
     )
-    same = f"verified: every row equals {exact} bit for bit" if args.verify else "not verified"
     ema = "left out: the EMA weights; --ema takes them instead of the last ones"
     print_written(
         args,

@@ -17,9 +17,9 @@ from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
 from fairseq_dpq.files.compaction import quantize_state
 from fairseq_dpq.files.data import dictionary_use, text_use
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.tables import left_alone, model_sizes, table_facts
+from fairseq_dpq.files.tables import left_alone, model_sizes
 from fairseq_dpq.files.verifying import check_written
-from fairseq_dpq.files.writer import check_target, save_state, write_whole
+from fairseq_dpq.files.writer import check_target, write_state
 from fairseq_dpq.forms import DEFAULT_FORM, FORMS
 from fairseq_dpq.forms.base import FormOption
 from fairseq_dpq.forms.quantization import HIGH_ERROR
@@ -161,7 +161,7 @@ def quantize(args: argparse.Namespace) -> None:
     def use_of(path: str, rows: int) -> Use | None:
         return texts.get(path) or dictionary_use(checkpoint, path, rows, args.dict)
 
-    state, done = quantize_state(
+    state, tables = quantize_state(
         checkpoint,
         options,
         source=str(source),
@@ -174,20 +174,10 @@ def quantize(args: argparse.Namespace) -> None:
         progress=bars,
     )
     bars.close()
-    write_whole(
-        target,
-        lambda file: save_state(state, file),
-        lambda written: check_written(state, written, args.trust),
-        args.force,
-    )
-    tables = []
-    for item in done:
-        facts = table_facts(item.path, item.table, item.form)
-        better = item.better._asdict() if item.better else None
-        tables.append({**facts, "relative_error": item.error, "better": better})
+    write_state(target, state, lambda part: check_written(state, part, args.trust), args.force)
     new = Checkpoint(target, state, target.stat().st_size)
     record = new.dpq_record()
-    small = Change(sum(item.before for item in done), sum(t["compact_bytes"] for t in tables))
+    small = Change(*(sum(t[name] for t in tables) for name in ("stored_bytes", "compact_bytes")))
     after = model_sizes(new.weights, record, tables)[1].after
     model = Change(stored_bytes(checkpoint.weights), after)
     file = Change(checkpoint.file_bytes, new.file_bytes)

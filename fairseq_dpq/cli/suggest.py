@@ -14,7 +14,6 @@ from torch import Tensor
 from fairseq_dpq.choosing_sizes import (
     RATIOS,
     Choice,
-    Size,
     all_choices,
     ranked,
     reaching,
@@ -77,8 +76,8 @@ def suggest(args: argparse.Namespace, words: Sequence[str]) -> None:
     if args.target_ratio is not None and not args.target_ratio > 0:
         raise CheckpointError(f"--target-ratio {args.target_ratio:g}: must be above 0; try 30")
     names, samples = _of_command(words, args) if words else _of_checkpoint(args)
-    tables = [Size(*shape) for _, *shape in names]
-    full = sum(4 * t.n * t.d for t in tables)
+    tables = [(n, d) for _, n, d in names]
+    full = sum(4 * n * d for n, d in tables)
     choices = all_choices(tables, (True,) if args.share_subspaces else (False, True))
     scores = _scores(args.sweep) if args.sweep else {}
     limits = _limits(args, full)

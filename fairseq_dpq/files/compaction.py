@@ -3,7 +3,7 @@ stored form or as a start of DPQ training."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Callable, Hashable, Mapping
 
 import torch
@@ -29,9 +29,9 @@ from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.memory import identity, tensors_crc32
 from fairseq_dpq.files.preparing import upgraded_cfg, upgraded_names
 from fairseq_dpq.files.record import EXACT_KEY, Table, TablesRecord
-from fairseq_dpq.files.tables import choose_tables
+from fairseq_dpq.files.tables import choose_tables, table_facts
 from fairseq_dpq.forms import DEFAULT_FORM, FORMS
-from fairseq_dpq.forms.base import Form, Improvement, Settings
+from fairseq_dpq.forms.base import Form, Settings
 from fairseq_dpq.forms.quantization import HIGH_ERROR, reconstruction_error
 from fairseq_dpq.layer import DPQEmbedding
 from fairseq_dpq.marker import marked
@@ -39,19 +39,6 @@ from fairseq_dpq.methods.base import TableUse
 from fairseq_dpq.sizes import default_D
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-@dataclass
-class StoredTable:
-    """What became of one table."""
-
-    path: str
-    table: Table
-    form: Form
-    before: int  # bytes, full or in the training form
-    query: int = 0  # bytes of the query matrix among them
-    error: float = 0.0  # squared, as a share of the full table's squared norm
-    better: Improvement | None = None  # settings that would lose less, if much is lost
 
 
 def compact_state(
@@ -63,8 +50,8 @@ def compact_state(
     shrink: bool = False,
     exact_logits: bool = False,
     progress: Progress | None = None,
-) -> tuple[dict[str, Any], list[StoredTable]]:
-    """The compact checkpoint, ready to be saved, and a report on each table."""
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The compact checkpoint, ready to be saved, and the facts about each table."""
     record = checkpoint.dpq_record()
     if record.stage == "compact":
         made_of = f" (made of {record.source})" if record.source else ""
@@ -83,8 +70,10 @@ def compact_state(
         form = layer.compact(packed=True, dtype=dtype, progress=report)
         form = form.shrunk() if shrink else form
         new.tables[path] = _put(model, path, table, form)
-        mine = stored_bytes([weights[key] for key in keys_of(weights, [path])])
-        done.append(StoredTable(path, table, form, mine, stored_bytes(layer.query)))
+        facts = table_facts(path, table, form)
+        facts["training_bytes"] = stored_bytes([weights[key] for key in keys_of(weights, [path])])
+        facts["query_bytes"] = stored_bytes(layer.query)
+        done.append({**facts, "stored_codes": form.code_sizes or None})
     return inference_state(checkpoint, model, new, exact_logits), done
 
 
@@ -100,8 +89,9 @@ def quantize_state(
     exact_logits: bool = False,
     use_of: Callable[[str, int], Use | None] | None = None,
     progress: Progress | None = None,
-) -> tuple[dict[str, Any], list[StoredTable]]:
-    """A full checkpoint with tables that are stored as `kind`, or, with `trainable`, can be tuned.
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A full checkpoint with tables that are stored as `kind`, or, with `trainable`, can be tuned;
+    and the facts about each.
 
     `settings(decoder)` are those of the form for one table, the decoder's or another;
     `use_of(path, rows)` is how a table is used, for a form that takes that.
@@ -149,8 +139,9 @@ def quantize_state(
             raise CheckpointError(f"{path}: {error}") from error
         lost = reconstruction_error(full, form, table.padding_idx)
         better = form.improvement(full, seed) if lost > HIGH_ERROR else None
-        before = stored_bytes(full)
-        done.append(StoredTable(path, table, form, before, error=lost, better=better))
+        facts = table_facts(path, table, form)
+        facts["stored_bytes"], facts["relative_error"] = stored_bytes(full), lost
+        done.append({**facts, "better": None if better is None else better._asdict()})
     new = inference_state(checkpoint, separate(weights), record, exact_logits)
     set_options(Checkpoint(checkpoint.path, new, 0).model_cfg, options.to_keys())
     return new, done

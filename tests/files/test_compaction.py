@@ -10,7 +10,7 @@ import torch
 
 from fairseq_dpq.cli import compact
 from fairseq_dpq.fairseq_plugin.configs import read_record
-from fairseq_dpq.files import compaction
+from fairseq_dpq.files import compaction, writer
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes, stored_form
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.verifying import verify
@@ -193,7 +193,7 @@ def test_verification_sees_one_wrong_bit(tmp_path, monkeypatch, capsys) -> None:
         state["model"][f"{PATH}.values"] += 1
         torch.save(state, file)
 
-    monkeypatch.setattr(compact, "save_state", spoil)
+    monkeypatch.setattr(writer, "save_state", spoil)
     target.unlink()
     assert compact.main([str(source), str(target)]) == 2
     assert "verification failed" in capsys.readouterr().err and not target.exists()
