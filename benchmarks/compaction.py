@@ -115,7 +115,7 @@ def million(folder: Path, args: argparse.Namespace) -> None:
 def compact_start() -> float:
     """Seconds that the tool takes to start."""
     before = _children_seconds()
-    command = [sys.executable, "-c", "from fairseq_dpq.cli.compact import main; main(['--help'])"]
+    command = [sys.executable, "-m", "fairseq_dpq.cli.compact", "--help"]
     subprocess.run(command, check=True, capture_output=True)
     return _children_seconds() - before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from fairseq_dpq.cli.common import Bars, add_common, add_exact_logits, tool
@@ -133,3 +134,6 @@ def compact(args: argparse.Namespace) -> None:
 
 
 main = tool(get_parser, compact)
+
+if __name__ == "__main__":
+    sys.exit(main())

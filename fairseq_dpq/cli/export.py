@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from fairseq_dpq.cli.common import Bars, add_common, tool
@@ -89,3 +90,6 @@ def _choose(record: TablesRecord, wanted: str | None, source: Path) -> str:
 
 
 main = tool(get_parser, export)
+
+if __name__ == "__main__":
+    sys.exit(main())

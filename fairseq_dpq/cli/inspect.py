@@ -192,3 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     at = given.index("--") if "--" in given else len(given)
     return run(get_parser(), lambda args: inspect(args, given[at + 1 :]), given[:at])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

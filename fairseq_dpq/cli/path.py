@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 from fairseq_dpq.cli.common import tool
@@ -56,3 +57,6 @@ def path(args: argparse.Namespace) -> None:
 
 
 main = tool(get_parser, path)
+
+if __name__ == "__main__":
+    sys.exit(main())

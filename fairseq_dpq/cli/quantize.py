@@ -4,6 +4,7 @@ product quantisation, without training; or make of it the start of DPQ fine-tuni
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,6 @@ def _warnings(tables: list[dict[str, Any]], options: PluginOptions) -> list[str]
 
 
 main = tool(get_parser, quantize)
+
+if __name__ == "__main__":
+    sys.exit(main())

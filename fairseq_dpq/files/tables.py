@@ -4,7 +4,7 @@ the tools print, as plain data for text and JSON."""
 from __future__ import annotations
 
 import re
-from typing import Any, Hashable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from fairseq_dpq.fairseq_plugin.choosing import TIED_BY, choose, in_decoder
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes, table_keys
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.memory import identity
 from fairseq_dpq.files.record import Table, TablesRecord
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.model import EmbeddingTable, tables_among
@@ -104,10 +103,7 @@ def table_facts(path: str, table: Table, form: Form) -> dict[str, Any]:
         "num_embeddings": n,
         "embedding_dim": d,
         "form": form.kind,
-        "description": table.config.describe()
-        if table.options
-        else f"{form.kind} {form.describe()}",
-        **({"method": table.options["method"]} if table.options else {}),
+        "description": f"{form.kind} {form.describe()}",
         **form.settings(),
         "full_bytes": 4 * n * d,
         "formula_bytes": bits / 8,
@@ -119,6 +115,8 @@ def table_facts(path: str, table: Table, form: Form) -> dict[str, Any]:
         "used_codes": None,
         "entropy_bits_per_symbol": None,
     }
+    if table.options:
+        facts["description"], facts["method"] = table.config.describe(), table.options["method"]
     if table.options and "K" in facts:  # what it was trained with: unused codes may be gone
         facts["K"] = table.options["K"]
     usage = form.codes_in_use()
@@ -133,16 +131,18 @@ def table_facts(path: str, table: Table, form: Form) -> dict[str, Any]:
 def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict[str, Any]]:
     """Tables that stay as they are, and why."""
     taken = table_keys(checkpoint.weights, record)
+    rest = {k: t for k, t in checkpoint.weights.items() if k not in taken and t.dim() == 2}
+    twins = {
+        f"{other}.weight": f"{found.path}.weight"
+        for found in token_tables(rest, checkpoint.model_cfg)
+        for other in [*found.paths[1:], *found.tied]
+    }
     out = []
-    first: dict[Hashable, str] = {}  # the first name of a tensor
-    for key, tensor in checkpoint.weights.items():
-        if key in taken or tensor.dim() != 2:
-            continue
-        twin = first.setdefault(identity(tensor), key)
+    for key, tensor in rest.items():
         if _POSITIONS.search(key):
             kind, why = "positions", "positions, not tokens"
-        elif twin != key and (_TOKENS.search(key) or _OUTPUT.search(key)):
-            kind, why = "tied", f"tied, the same bytes as {twin}"
+        elif key in twins:
+            kind, why = "tied", f"tied, the same bytes as {twins[key]}"
         elif _TOKENS.search(key):
             kind, why = "table", "a full table: not among --dpq-embeddings"
         elif _OUTPUT.search(key):

@@ -51,8 +51,7 @@ def test_with_a_clone_of_fairseq(tmp_path: Path) -> None:
     assert f"FileNotFoundError: {tmp_path}/fairseq_dpq" in done.stderr
     done = fsq.run([*command, fsq.USER_DIR], cwd=tmp_path, env=env)
     assert done.stdout.splitlines()[-1] == "DPQEmbedding"
-    code = "import sys; from fairseq_dpq.cli.path import main; sys.exit(main())"
-    link = [sys.executable, "-c", code, "--link"]
+    link = [sys.executable, "-m", "fairseq_dpq.cli.path", "--link"]
     env["PYTHONPATH"] = os.pathsep.join([str(clone), env["PYTHONPATH"]])
     done = fsq.run(link, cwd=tmp_path, env=env)
     assert done.stdout == f"{clone}/fairseq_dpq\n"
