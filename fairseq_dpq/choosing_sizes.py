@@ -23,14 +23,6 @@ RATIOS = (10, 20, 50, 100, 200)  # where no target is given
 
 
 @dataclass(frozen=True)
-class Size:
-    """A table: rows and columns."""
-
-    n: int
-    d: int
-
-
-@dataclass(frozen=True)
 class Choice:
     """One K and D, what it stores, and what is known of its quality."""
 
@@ -60,16 +52,18 @@ def compact_bytes(n: int, d: int, K: int, D: int, shared: bool = False) -> int:
     return n * row_bytes([code_bits(K)] * D) + values
 
 
-def all_choices(tables: Sequence[Size], sharing: Sequence[bool] = (False, True)) -> list[Choice]:
-    """Every K (a power of two) and D (a divisor of every embedding size) for some tables."""
-    full = sum(4 * t.n * t.d for t in tables)
-    common = reduce(math.gcd, (t.d for t in tables))
-    most = max(2, min(_LARGEST_K, min(t.n for t in tables) // _FEWEST))
+def all_choices(
+    tables: Sequence[tuple[int, int]], sharing: Sequence[bool] = (False, True)
+) -> list[Choice]:
+    """Every K (a power of two) and D (a divisor of every embedding size) for some tables (n, d)."""
+    full = sum(4 * n * d for n, d in tables)
+    common = reduce(math.gcd, (d for _, d in tables))
+    most = max(2, min(_LARGEST_K, min(n for n, _ in tables) // _FEWEST))
     out = []
     for K in (2**i for i in range(1, most.bit_length())):
         for D in (x for x in range(1, common + 1) if common % x == 0):
             for shared in sharing:
-                small = sum(compact_bytes(t.n, t.d, K, D, shared) for t in tables)
+                small = sum(compact_bytes(n, d, K, D, shared) for n, d in tables)
                 out.append(Choice(K, D, shared, small, full / small))
     return out
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass, field
-from typing import Any, Callable, Hashable, Sequence, Union
+from typing import Any, Callable, Hashable, NamedTuple, Sequence, Union
 
+import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.any_model.scaled import Scale, ScaledEmbedding, scale_of
+from fairseq_dpq.files.memory import identity
 from fairseq_dpq.forms.base import FLOATS, Form
 from fairseq_dpq.output import CodesLinear
 
@@ -20,6 +21,61 @@ _HOOKS = (
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
     *("_backward_hooks", "_backward_pre_hooks"),
 )
+
+
+class Scale(NamedTuple):
+    """What rows are multiplied by as they are looked up, as in mBART, NLLB and Gemma of Hugging
+    Face."""
+
+    number: float
+    rounded: bool  # to the dtype of the rows first
+
+
+class ScaledEmbedding(nn.Module):
+    """Rows of a table times a number. `weight` is the table without that number, as a tied output
+    layer uses it."""
+
+    def __init__(self, table: nn.Module, scale: Scale) -> None:
+        super().__init__()
+        self.table: Any = table
+        self.scale = scale
+
+    @property
+    def weight(self) -> Tensor:
+        return self.table.weight
+
+    def forward(self, indices: Tensor) -> Tensor:
+        rows = self.table(indices)
+        number, rounded = self.scale
+        if rounded:
+            return rows * torch.full((), number, dtype=rows.dtype, device=rows.device)
+        return rows * number
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale.number:g}"
+
+
+def scale_of(module: nn.Module) -> Scale | None:
+    """The scale of an nn.Embedding that only multiplies its rows by one; None for any other."""
+    kept = getattr(module, "scalar_embed_scale", None)
+    number = kept if kept is not None else getattr(module, "embed_scale", None)
+    if not isinstance(number, (int, float)) or not isinstance(module, nn.Embedding):
+        return None
+    scale = Scale(float(number), kept is not None)
+    return scale if module.weight.device.type == "meta" or _only_scales(module, scale) else None
+
+
+@torch.no_grad()
+def _only_scales(module: nn.Embedding, scale: Scale) -> bool:
+    """Whether the module computes what `ScaledEmbedding` would, by a few of its rows."""
+    last = module.num_embeddings - 1
+    rows = torch.tensor([[0, last // 2], [last // 3, last]], device=module.weight.device)
+    plain = nn.Embedding.from_pretrained(module.weight)
+    try:
+        found = type(module).forward(module, rows)  # past its hooks
+    except Exception:  # it takes other arguments, and may do anything with these
+        return False
+    return isinstance(found, Tensor) and torch.equal(found, ScaledEmbedding(plain, scale)(rows))
 
 
 @dataclass
@@ -72,7 +128,13 @@ def is_embedding(path: str, module: nn.Module) -> bool:
 
 def find_tables(model: nn.Module, is_table: IsTable = is_embedding) -> list[EmbeddingTable]:
     """The embedding tables of a model, in order, each once, with what shares their weights."""
-    named = list(model.named_modules(remove_duplicate=False))
+    return tables_among(list(model.named_modules(remove_duplicate=False)), is_table)
+
+
+def tables_among(
+    named: Sequence[tuple[str, nn.Module]], is_table: IsTable = is_embedding
+) -> list[EmbeddingTable]:
+    """The same among modules by path, which need not be a model."""
     tables: dict[Hashable, EmbeddingTable] = {}
     for path, module in named:
         if is_table(path, module):
@@ -97,13 +159,6 @@ def find_tables(model: nn.Module, is_table: IsTable = is_embedding) -> list[Embe
                     "neither nn.Embedding nor nn.Linear"
                 )
     return list(tables.values())
-
-
-def identity(parameter: Tensor) -> Hashable:
-    """The same for parameters that share their numbers, as objects or as memory."""
-    if parameter.device.type == "meta" or not parameter.numel():
-        return id(parameter)
-    return parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.dtype
 
 
 def _stock(module: nn.Module, cls: Any) -> bool:
@@ -138,47 +193,37 @@ def choose(
     Without `which`, those of at least `min_rows` rows. ValueError if `which` names no table, or one
     that cannot be compressed.
     """
-    if which is None:
-        return _choose_by_size(tables, min_rows)
     chosen, left = [], {}
     patterns = [which] if isinstance(which, str) else which
     matched: set[str] = set()
     for found in tables:
-        if callable(patterns):
+        rows = found.module.num_embeddings
+        if patterns is None:
+            why = found.problem
+            if not why and rows < min_rows:
+                why = f"{rows} rows, fewer than min_rows={min_rows}"
+        elif callable(patterns):
             taken = any(patterns(path, module) for path, module in found.modules.items())
+            why = "" if taken else "not chosen"
         else:
             hits = {p for p in patterns for path in found.paths if fnmatch.fnmatchcase(path, p)}
             matched |= hits
-            taken = bool(hits)
-        if taken and found.problem:
+            why = "" if hits else "not chosen"
+        if why:
+            left[found.path] = why
+        elif found.problem:
             raise ValueError(f"{found.path} cannot be compressed: {found.problem}")
-        if taken:
-            chosen.append(found)
         else:
-            left[found.path] = "not chosen"
-    unmatched = [] if callable(patterns) else [p for p in patterns if p not in matched]
+            chosen.append(found)
+    if patterns is None and not chosen:
+        reasons = "; ".join(f"{path}: {why}" for path, why in left.items())
+        raise ValueError(f"nothing to compress: {reasons or 'the model has no embedding table'}")
+    named = () if patterns is None or callable(patterns) else patterns
+    unmatched = [pattern for pattern in named if pattern not in matched]
     if unmatched or not chosen:
         wanted = f" called {unmatched[0]}" if unmatched else " that `which` chooses"
         listed = ", ".join(path for found in tables for path in found.paths) or "no embedding table"
         raise ValueError(f"the model has no embedding table{wanted}; it has {listed}")
-    return chosen, left
-
-
-def _choose_by_size(
-    tables: Sequence[EmbeddingTable], min_rows: int
-) -> tuple[list[EmbeddingTable], dict[str, str]]:
-    chosen, left = [], {}
-    for found in tables:
-        rows = found.module.num_embeddings
-        if found.problem:
-            left[found.path] = found.problem
-        elif rows < min_rows:
-            left[found.path] = f"{rows} rows, fewer than min_rows={min_rows}"
-        else:
-            chosen.append(found)
-    if not chosen:
-        reasons = "; ".join(f"{path}: {why}" for path, why in left.items())
-        raise ValueError(f"nothing to compress: {reasons or 'the model has no embedding table'}")
     return chosen, left
 
 

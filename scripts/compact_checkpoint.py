@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fairseq_dpq.cli.compact import cli_main
+from fairseq_dpq.cli.compact import main
 
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

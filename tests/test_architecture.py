@@ -18,11 +18,9 @@ FAIRSEQ = ("fairseq", "fairseq_cli", "hydra", "omegaconf")
 KNOWS_FAIRSEQ = ("fairseq_plugin",)
 # Single functions elsewhere that import fairseq, because they need its dictionaries or commands.
 MAY_IMPORT_FAIRSEQ = {
-    "files.dictionaries",  # fairseq's own reader
-    "files.upgrading",  # configs of old checkpoints are upgraded by fairseq's own code
-    "cli.calibrating",  # reads a data-bin folder
+    "files.data",  # fairseq's own readers of dictionaries, data and models
+    "files.preparing",  # configs of old checkpoints are upgraded by fairseq's own code
     "cli.hydra_train",  # runs fairseq-hydra-train
-    "cli.models",  # loads a model with fairseq's own code
     "sweeps.commands",  # parses one command of the grid before anything runs
 }
 TOOLS = ("cli", "report", "sweeps")

@@ -7,7 +7,6 @@ import torch
 
 from fairseq_dpq.choosing_sizes import (
     Choice,
-    Size,
     all_choices,
     compact_bytes,
     fit_error,
@@ -27,7 +26,7 @@ def test_bytes_are_those_of_the_form(K: int, D: int, shared: bool) -> None:
 
 def test_choices_are_powers_of_two_and_common_divisors() -> None:
     """40 rows give at most 5 codes; 12 and 8 have the divisors 1, 2 and 4 in common."""
-    found = all_choices([Size(40, 12), Size(90, 8)], (False,))
+    found = all_choices([(40, 12), (90, 8)], (False,))
     assert {(c.K, c.D) for c in found} == {(K, D) for K in (2, 4) for D in (1, 2, 4)}
     one = next(c for c in found if (c.K, c.D) == (4, 4))
     # a byte a row, 4 x 12 and 4 x 8 values
@@ -37,7 +36,7 @@ def test_choices_are_powers_of_two_and_common_divisors() -> None:
 
 
 def test_largest_D_of_each_K_that_fits() -> None:
-    choices = all_choices([Size(1000, 64)], (False,))
+    choices = all_choices([(1000, 64)], (False,))
     limit = 4 * 1000 * 64 / 16
     found = {(c.K, c.D) for c in reaching(choices, limit)}
     assert found == {(2, 64), (4, 32), (8, 32), (16, 16), (32, 8)}

@@ -12,10 +12,9 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence, Union
 import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.any_model.scaled import ScaledEmbedding
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.choosing_tiers import id_order
-from fairseq_dpq.model import EmbeddingTable
+from fairseq_dpq.model import EmbeddingTable, ScaledEmbedding
 
 Counts = Union[Tensor, Mapping[str, Tensor]]
 _STATES = 8192  # hidden states that are kept

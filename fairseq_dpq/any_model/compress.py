@@ -121,9 +121,7 @@ def compress(
     rows, made = [], []
     for found, plan, use in zip(chosen, plans, uses):
         assert found.weight is not None
-        tied = next(iter(found.tied.values()), None)
-        bias = None if tied is None else tied._parameters.get("bias")
-        known = Knowledge(found.weight, bias, tied is not None, use)
+        known = knowledge(found, use)
         table, form = plan(seed, bars, known)
         lost = judge(found.weight, form, known)
         full = found.weight.numel() * found.weight.element_size()
@@ -147,7 +145,7 @@ def compact(model: nn.Module, *, progress: bool | Progress = False) -> Report:
     rows = []
     for found in tables:
         layer: DPQEmbedding = found.module
-        steps = _steps(bars, f"compact {found.path}", layer.num_embeddings)
+        steps = None if bars is None else bars(f"compact {found.path}", layer.num_embeddings)
         form = layer.compact(packed=True, progress=steps)
         full = layer.num_embeddings * layer.embedding_dim * layer.query.element_size()
         before += full - sum(x.numel() * x.element_size() for x in layer.state_dict().values())
@@ -183,18 +181,11 @@ def _tiered_plan(
         )
         if tiers is not None:
             check_tiers(tiers, *weight.shape)
-        _check_weight(weight)
+        check_weight(weight)
 
     def make(seed: int, bars: Progress | None, known: Knowledge) -> tuple[nn.Module, Form]:
-        steps = _steps(bars, f"compress {found.path}", TieredEmbedding.work({}))
-        one = None if steps is None else lambda step: steps(1)
-        how: Settings = {"weight": known.weight, "metric": known.metric, "seed": seed}
-        corrected = known.share is not None
-        full, pad = weight.detach(), found.padding_idx
-        form = TieredEmbedding.from_table(
-            full, pad, ratio=ratio, tiers=tiers, corrected=corrected, progress=one, **how
-        )
-        known.correct(form, full)
+        settings: Settings = {"ratio": ratio, "tiers": tiers}
+        form = make_form(found, TieredEmbedding, settings, known, seed, bars)
         return form, form
 
     return make
@@ -223,14 +214,10 @@ def _stored_plan(
     settings.update(given)
     with _naming(found):
         form.check(weight.shape[1], _say, **settings)
-        _check_weight(weight)
+        check_weight(weight)
 
     def make(seed: int, bars: Progress | None, known: Knowledge) -> tuple[nn.Module, Form]:
-        steps = _steps(bars, f"compress {found.path}", form.work(settings))
-        full = weight.detach()
-        one = None if steps is None else lambda step: steps(1)
-        table = form.from_table(full, found.padding_idx, seed=seed, progress=one, **settings)
-        table = table.to(weight.dtype)
+        table = make_form(found, form, settings, known, seed, bars).to(weight.dtype)
         return table, table
 
     return make
@@ -254,21 +241,57 @@ def _training_plan(
         settings.setdefault("sparse", True)
     with _naming(found):
         make_options(method, settings).validate(weight.shape[1])
-        _check_weight(weight)
+        check_weight(weight)
         if any(getattr(module, "scale_grad_by_freq", False) for module in modules):
             raise ValueError("scale_grad_by_freq=True has no training form; set it to False")
 
     def make(seed: int, bars: Progress | None, known: Knowledge) -> tuple[nn.Module, Form]:
-        steps = _steps(bars, f"compress {found.path}", ITERATIONS)
-        one = None if steps is None else lambda step: steps(1)
-        full, pad = weight.detach(), found.padding_idx
-        how: dict[str, Any] = {"method": method, "seed": seed, "progress": one, **settings}
-        layer = DPQEmbedding.from_pretrained(full, pad, **how)
+        layer = make_layer(found, {"method": method, **settings}, seed, bars)
         if not weight.requires_grad:
             layer.requires_grad_(False)
         return layer, layer.compact(packed=True)
 
     return make
+
+
+def knowledge(found: EmbeddingTable, use: Use | None) -> Knowledge:
+    """What the use of a table says of it."""
+    assert found.weight is not None
+    tied = next(iter(found.tied.values()), None)
+    bias = None if tied is None else tied._parameters.get("bias")
+    return Knowledge(found.weight, bias, tied is not None, use)
+
+
+def make_form(
+    found: EmbeddingTable,
+    form: type[Form],
+    settings: Settings,
+    known: Knowledge,
+    seed: int = 0,
+    bars: Progress | None = None,
+) -> Form:
+    """A table in a stored form, by what is known of its use where the form takes that."""
+    assert found.weight is not None
+    full, corrected = found.weight.detach(), form.takes_use and known.share is not None
+    if form.takes_use:
+        use = {"weight": known.weight, "metric": known.metric, "corrected": corrected}
+        settings = {**settings, **use}
+    steps = _steps(bars, found, form.work(settings))
+    table = form.from_table(full, found.padding_idx, seed=seed, progress=steps, **settings)
+    if corrected:
+        known.correct(table, full)
+    return table
+
+
+def make_layer(
+    found: EmbeddingTable, settings: Settings, seed: int = 0, bars: Progress | None = None
+) -> DPQEmbedding:
+    """A table in its training form, which starts near it; `settings` are method and options."""
+    assert found.weight is not None
+    full, steps = found.weight.detach(), _steps(bars, found, ITERATIONS)
+    return DPQEmbedding.from_pretrained(
+        full, found.padding_idx, seed=seed, progress=steps, **settings
+    )
 
 
 def _say(name: str, value: Any) -> str:
@@ -288,7 +311,7 @@ def _naming(found: EmbeddingTable) -> Iterator[None]:
         raise type(error)(f"{found.path}: {error}") from error
 
 
-def _check_weight(weight: Tensor) -> None:
+def check_weight(weight: Tensor) -> None:
     if weight.device.type == "meta":
         raise ValueError("the table is on the meta device; load its weights first")
     if not all(bool(torch.isfinite(part).all()) for part in weight.split(1 << 13)):
@@ -330,8 +353,9 @@ def _report(
     return Report(tuple(rows), before, after, left, uncalibrated)
 
 
-def _steps(bars: Progress | None, what: str, steps: int) -> Callable[[int], Any] | None:
-    return None if bars is None else bars(what, steps)
+def _steps(bars: Progress | None, found: EmbeddingTable, steps: int) -> Callable[[int], Any] | None:
+    bar = None if bars is None else bars(f"compress {found.path}", steps)
+    return None if bar is None else lambda step: bar(1)
 
 
 def _bar(what: str, steps: int) -> Callable[[int], Any]:

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import re
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +20,19 @@ from transformers.quantizers.auto import (
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from fairseq_dpq.any_model.saving import (
-    build_form,
+    SavedModelError,
     build_layer,
     other_tensors,
     saved_tables,
     training_shapes,
 )
-from fairseq_dpq.any_model.scaled import ScaledEmbedding
-from fairseq_dpq.files.errors import printable
+from fairseq_dpq.files.errors import naming, printable
 from fairseq_dpq.files.memory import check_crc32
 from fairseq_dpq.files.record import Table, TablesRecord
-from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.fitting import shown
 from fairseq_dpq.layer import DPQEmbedding
-from fairseq_dpq.model import EmbeddingTable, placed, put, set_module
+from fairseq_dpq.model import EmbeddingTable, ScaledEmbedding, placed, put, set_module
 
 NAME = "fairseq_dpq"
 _AS_STORED = torch.float64  # of a stand-in for a tensor that keeps its dtype; no table has it
@@ -98,8 +96,7 @@ def _check_codes(tensors: dict[str, Tensor], table: Table) -> None:
 def _model_dtype(table: Table) -> Iterable[str] | None:
     """The tensors that take the dtype of the model; None: all. Statistics of training stay float32,
     values of tiers float16."""
-    form = table.form
-    return FORMS[form["kind"]].model_dtype if form else training_shapes(table)
+    return table.form_class()[0].model_dtype if table.form else training_shapes(table)
 
 
 class CompactQuantizer(HfQuantizer):
@@ -111,7 +108,7 @@ class CompactQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         config = self.quantization_config
         self._waiting: list[tuple[EmbeddingTable, Table, nn.Module]] = []
-        with _said("the quantization_config of the model"):
+        with naming("the quantization_config of the model", SavedModelError):
             record = TablesRecord.from_json(json.dumps(config.tables))
             for saved_path, table in record.tables.items():
                 path = _moved(saved_path, table, model)
@@ -128,9 +125,9 @@ class CompactQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         for found, table, stand_in in self._waiting:
             tensors = {k: t for k, t in stand_in.named_buffers() if t.device.type != "meta"}
-            with _said(found.path):
+            with naming(found.path, SavedModelError):
                 _check_codes(tensors, table)
-                made = build_form(table, tensors) if table.form else build_layer(table, tensors)
+                made = table.build_form(tensors) if table.form else build_layer(table, tensors)
             put(model, found, made.to(next(iter(tensors.values())).device))
         self._waiting = []
         attach(model)  # with the paths of this model
@@ -180,7 +177,7 @@ def attach(model: nn.Module) -> None:
         config, _ = CompactConfig.of(module)
         module.hf_quantizer = CompactQuantizer(config, pre_quantized=True)
         if isinstance(_input_table(module), (Form, DPQEmbedding)):
-            module.resize_token_embeddings = _Resize(module)
+            module.resize_token_embeddings = functools.partial(_resize, module)
         if id(module) not in seen:
             _describe(module, config)
             for path, table in TablesRecord.from_json(json.dumps(config.tables)).tables.items():
@@ -206,39 +203,23 @@ def _names(tensors: Any, path: str) -> list[str]:
     return names
 
 
-@contextlib.contextmanager
-def _said(what: str) -> Iterator[None]:
-    """Errors in one line that names the part."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, RuntimeError, AttributeError) as error:
-        missing = isinstance(error, KeyError)
-        text = f"{error} is missing" if missing else (str(error).splitlines() or ["damaged"])[-1]
-        raise ValueError(printable(f"{what}: {text.strip()}")) from error
-
-
-class _Resize:
+def _resize(
+    model: Any, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, **_: Any
+) -> Any:
     """Takes the place of `resize_token_embeddings` of a model whose input table is compressed."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def __call__(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, **_: Any
-    ) -> Any:
-        table = _input_table(self.model)
-        rows = table.num_embeddings
-        wanted = rows if new_num_tokens is None else new_num_tokens
-        if pad_to_multiple_of:
-            wanted += -wanted % pad_to_multiple_of
-        if wanted == rows:
-            return self.model.get_input_embeddings()
-        grows = wanted > rows and isinstance(table, Form)
-        how = f"call fairseq_dpq.add_rows(model, {wanted - rows}), or " if grows else ""
-        raise ValueError(
-            f"the table of {rows} rows is compressed: {how}resize the full model to {wanted} rows, "
-            "then compress it"
-        )
+    table = _input_table(model)
+    rows = table.num_embeddings
+    wanted = rows if new_num_tokens is None else new_num_tokens
+    if pad_to_multiple_of:
+        wanted += -wanted % pad_to_multiple_of
+    if wanted == rows:
+        return model.get_input_embeddings()
+    grows = wanted > rows and isinstance(table, Form)
+    how = f"call fairseq_dpq.add_rows(model, {wanted - rows}), or " if grows else ""
+    raise ValueError(
+        f"the table of {rows} rows is compressed: {how}resize the full model to {wanted} rows, "
+        "then compress it"
+    )
 
 
 def follow_growth(model: nn.Module, table: Form, old: int) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Hashable
 
 from torch import Tensor, nn
 
 from fairseq_dpq.any_model.judging import Lost, Peer
+from fairseq_dpq.files.memory import identity
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.size_report import text_table
 
@@ -143,7 +145,7 @@ def _size(number: int) -> str:
 
 def model_bytes(model: nn.Module) -> int:
     """Bytes of the tensors that saving a model would write, shared ones once."""
-    seen: set[tuple[int, int]] = set()
+    seen: set[Hashable] = set()
     total = 0
     parts: set[int] = set()  # of forms
     for module in model.modules():
@@ -157,12 +159,7 @@ def model_bytes(model: nn.Module) -> int:
         own: list[Tensor] = [p for p in module._parameters.values() if p is not None]
         own += [b for n, b in module._buffers.items() if b is not None and n not in transient]
         for tensor in own:
-            key = _place(tensor)
-            if key not in seen:
-                seen.add(key)
+            if identity(tensor) not in seen:
+                seen.add(identity(tensor))
                 total += tensor.numel() * tensor.element_size()
     return total
-
-
-def _place(tensor: Tensor) -> tuple[int, int]:
-    return (tensor.data_ptr() or id(tensor)), tensor.numel()

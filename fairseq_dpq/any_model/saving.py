@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.files.memory import tensors_crc32
+from fairseq_dpq.files.errors import CheckpointError, naming, printable
+from fairseq_dpq.files.memory import identity, tensors_crc32
 from fairseq_dpq.files.reader import TensorFile, metadata, read_tensors
 from fairseq_dpq.files.record import Table, TablesRecord
 from fairseq_dpq.files.writer import DTYPES, write_tensors, write_whole
-from fairseq_dpq.forms import FORMS, fitting
 from fairseq_dpq.forms.base import Form, Layout
 from fairseq_dpq.forms.fitting import check_tensor
 from fairseq_dpq.layer import DPQEmbedding, dpq_modules
-from fairseq_dpq.model import EmbeddingTable, find_tables, identity, placed, put
+from fairseq_dpq.model import EmbeddingTable, find_tables, placed, put
 
 TENSORS = "model.safetensors"
 _KIND = "model"  # in the file's config, where an exported table has the kind of its form
 
 
-class SavedModelError(ValueError):
+class SavedModelError(CheckpointError):
     """A folder that is not a saved model, or not one of the model at hand."""
 
 
@@ -47,10 +45,8 @@ def save_compact(model: nn.Module, directory: str | Path) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
     config = {"kind": _KIND, "record": json.loads(record.to_json())}
     meta = metadata(type(model).__name__, config, tensors)
-    try:
+    with naming(target, SavedModelError):
         write_whole(target, lambda file: write_tensors(file, tensors, meta), force=True)
-    except CheckpointError as error:
-        raise SavedModelError(str(error)) from error
     return target.stat().st_size
 
 
@@ -83,7 +79,12 @@ def other_tensors(model: nn.Module) -> dict[str, Tensor]:
     """What the state_dict has beside the tables, each shared tensor once."""
     out: dict[str, Tensor] = {}
     first: dict[Any, str] = {}
-    for key, tensor in _state(model).items():
+    named = model.named_modules(remove_duplicate=False)
+    kinds = (Form, DPQEmbedding)
+    tables = tuple(f"{path}." for path, module in named if isinstance(module, kinds))
+    for key, tensor in model.state_dict().items():
+        if key.startswith(tables):
+            continue
         if not isinstance(tensor, Tensor):
             raise SavedModelError(f"{key} is not a tensor and cannot be saved without pickle")
         if tensor.device.type == "meta":
@@ -93,14 +94,6 @@ def other_tensors(model: nn.Module) -> dict[str, Tensor]:
         if first.setdefault(identity(tensor), key) == key:
             out[key] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     return out
-
-
-def _state(model: nn.Module) -> dict[str, Any]:
-    """The state_dict without the tables."""
-    named = model.named_modules(remove_duplicate=False)
-    kinds = (Form, DPQEmbedding)
-    inside = tuple(f"{path}." for path, module in named if isinstance(module, kinds))
-    return {k: v for k, v in model.state_dict().items() if not k.startswith(inside or ("\0",))}
 
 
 # Loading ------------------------------------------------------------------------------------------
@@ -114,9 +107,13 @@ def load_compact(directory: str | Path, model: nn.Module) -> nn.Module:
     """
     folder = Path(directory)
     record, opened = _open(folder)
-    with _said(folder):
+    with naming(folder, SavedModelError):
         tables = _match(find_tables(model), record)
-        forms = {path: _form(record.tables[path], path, opened) for path in record.tables}
+        forms = {}
+        for path, table in record.tables.items():
+            own = {k: t for k, t in opened.tensors.items() if k.startswith(f"{path}.")}
+            with naming(f"{folder}: {path}", SavedModelError):
+                forms[path] = table.build_form({k[len(path) + 1 :]: t for k, t in own.items()})
         state = _matching_state(model, tables, opened, record)
     device = next((p.device for p in model.parameters() if p.device.type != "meta"), None)
     for path, found in zip(record.tables, tables):
@@ -160,14 +157,6 @@ def _names(paths: list[str], own: str) -> str:
     return " and ".join(path for path in paths if path != own) or "nothing"
 
 
-def build_form(table: Table, tensors: Mapping[str, Tensor]) -> Form:
-    """The form of a record's table of these tensors; ValueError for what they cannot be."""
-    settings = dict(table.form)
-    form = FORMS[settings.pop("kind")]
-    size = (table.num_embeddings, table.embedding_dim, table.padding_idx)
-    return fitting.build_form(form, size, settings, tensors)
-
-
 def training_shapes(table: Table) -> dict[str, tuple[int, ...]]:
     """The shapes of the parameters of a record's table in training form."""
     small = DPQEmbedding(1, table.embedding_dim, **table.options)  # no n rows by a claim alone
@@ -178,21 +167,11 @@ def build_layer(table: Table, tensors: Mapping[str, Tensor]) -> DPQEmbedding:
     """The training form of a record's table; ValueError for tensors that are not its own."""
     for name, shape in training_shapes(table).items():
         check_tensor(name, tensors.get(name), Layout(tuple(shape)))
-    size = (table.num_embeddings, table.embedding_dim, table.padding_idx)
-    layer = DPQEmbedding(*size, dtype=tensors["query"].dtype, **table.options)
+    layer = DPQEmbedding(*table.size, dtype=tensors["query"].dtype, **table.options)
     for name, tensor in layer.state_dict().items():
         check_tensor(name, tensors.get(name), Layout(tuple(tensor.shape)))
     layer.load_state_dict(dict(tensors))
     return layer
-
-
-def _form(table: Table, path: str, opened: TensorFile) -> Form:
-    prefix = f"{path}."
-    tensors = {k[len(prefix) :]: t for k, t in opened.tensors.items() if k.startswith(prefix)}
-    try:
-        return build_form(table, tensors)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _matching_state(
@@ -238,7 +217,7 @@ def _open(folder: Path) -> tuple[TablesRecord, TensorFile]:
     path = folder / TENSORS
     if not path.is_file():
         raise SavedModelError(printable(f"{folder} has no {TENSORS}: not a saved model"))
-    with _said(path):
+    with naming(path, SavedModelError):
         opened = read_tensors(path)
         if opened.config.get("kind") != _KIND:
             raise ValueError("it holds a single table; CompactEmbedding.from_file reads it")
@@ -246,18 +225,3 @@ def _open(folder: Path) -> tuple[TablesRecord, TensorFile]:
         if record.stage != "compact":
             raise ValueError("its tables are not compact")
     return record, opened
-
-
-@contextlib.contextmanager
-def _said(path: Path) -> Iterator[None]:
-    """Errors in one line that names the file."""
-    try:
-        yield
-    except SavedModelError:
-        raise
-    except CheckpointError as error:  # it names the file
-        raise SavedModelError(str(error)) from error
-    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-        raise SavedModelError(printable(f"{path}: {error}")) from error
-    except RecursionError as error:
-        raise SavedModelError(printable(f"{path}: it is nested too deeply")) from error

@@ -1,4 +1,4 @@
-"""What all tools share: errors in one line, progress bars, tables of text, sizes."""
+"""What all tools share: options, errors in one line, progress bars."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _EXTRAS = {
 _LARGE = 50_000  # rows from which a progress bar is worth its line
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """Options that every tool has."""
+def add_common(parser: argparse.ArgumentParser, output: str = "") -> None:
+    """Options that every tool has; `output` is what one that writes a file calls it."""
+    if output:
+        parser.add_argument("--force", action="store_true", help=f"replace {output} if it exists")
     parser.add_argument(
         "--trust",
         action="store_true",
@@ -59,42 +61,49 @@ def run(
         logging.disable(logging.INFO)  # what fairseq says while it loads a model
     try:
         work(args)
-    except (CheckpointError, DPQConfigError) as error:
-        if args.debug:
-            raise
-        print(f"{parser.prog}: error: {printable(error)}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        if args.debug or not missing_extra(error):
-            raise
-        print(f"{parser.prog}: error: {missing_extra(error)}", file=sys.stderr)
-        return 2
-    except (MemoryError, RecursionError) as error:
-        if args.debug:
-            raise
-        deep = isinstance(error, RecursionError)
-        what = "is nested too deeply" if deep else "needs more memory than there is"
-        print(f"{parser.prog}: error: the input {what}", file=sys.stderr)
-        return 2
+        return 0
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 1
     except Exception as error:
+        problem = _problem(error)
         if args.debug:
             raise
-        lines = [line.strip() for line in str(error).splitlines()] or [""]
-        first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-        print(
-            f"{parser.prog}: unexpected {type(error).__name__}: {printable(first)} "
-            "(--debug shows where)",
-            file=sys.stderr,
-        )
-        return 1
+        print(f"{parser.prog}: {problem or _unexpected(error)}", file=sys.stderr)
+        return 2 if problem else 1
     finally:
         logging.disable(level)
-    return 0
+
+
+def _problem(error: Exception) -> str:
+    """What is wrong with the input, in a line; empty if it is not the input."""
+    if isinstance(error, (CheckpointError, DPQConfigError)):
+        return f"error: {printable(error)}"
+    if isinstance(error, RecursionError):
+        return "error: the input is nested too deeply"
+    if isinstance(error, MemoryError):
+        return "error: the input needs more memory than there is"
+    extra = missing_extra(error) if isinstance(error, ModuleNotFoundError) else ""
+    return f"error: {extra}" if extra else ""
+
+
+def _unexpected(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines()] or [""]
+    first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return f"unexpected {type(error).__name__}: {printable(first)} (--debug shows where)"
+
+
+def tool(
+    get_parser: Callable[[], argparse.ArgumentParser], work: Callable[[argparse.Namespace], None]
+) -> Callable[..., int]:
+    """The `main` of a tool: it takes the command line and returns the exit code."""
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        return run(get_parser(), work, argv)
+
+    return main
 
 
 class Bars:
@@ -118,34 +127,3 @@ class Bars:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-def used_codes(used: dict[str, int] | None) -> str:
-    """How many codes the groups of a table use; nothing for a form without codes."""
-    return "-" if used is None else f"{used['min']}/{used['median']}/{used['max']}"
-
-
-def size(number: int) -> str:
-    """A number of bytes, exactly."""
-    return f"{number:,}"
-
-
-def left_text(item: dict[str, Any]) -> str:
-    """A table that stays as it is."""
-    return f"{item['name']}, {size(item['bytes'])} bytes: {item['why']}"
-
-
-def notes(table: dict[str, Any], also_ends: str = "") -> list[str]:
-    """What the columns do not say of a table: other names, tied outputs, a size that grew."""
-    lines = []
-    also = [f"also {name}" for name in table["aliases"]]
-    also += [f"tied to {name}" for name in table.get("tied_outputs", [])]
-    if also:
-        lines.append(printable(f"{table['path']}: {', '.join(also)}{also_ends}"))
-    lines += [printable(f"{table['path']}: {note}") for note in table.get("notes", [])]
-    if table.get("measured_cr", 1) < 1:
-        lines.append(
-            f"{printable(table['path'])}: larger than the full table; take a smaller --dpq-D or "
-            "--dpq-K, or --dpq-share-subspaces"
-        )
-    return lines

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any, Sequence
 
-from fairseq_dpq.cli.common import (
-    Bars,
-    add_common,
-    add_exact_logits,
-    left_text,
-    notes,
-    run,
-    size,
-    used_codes,
-)
+from fairseq_dpq.cli.common import Bars, add_common, add_exact_logits, tool
+from fairseq_dpq.cli.text import print_written, size
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
-from fairseq_dpq.files.combining import average, has_ema, with_ema
-from fairseq_dpq.files.compaction import DTYPES, compact_state, verify
-from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.files.report import (
-    compacted_facts,
-    could_follow,
-    left_alone,
-    model_sizes,
+from fairseq_dpq.files.compaction import DTYPES, compact_state
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.preparing import average, has_ema, with_ema
+from fairseq_dpq.files.tables import left_alone, model_sizes
+from fairseq_dpq.files.verifying import verify
+from fairseq_dpq.files.writer import check_target, write_state
+from fairseq_dpq.size_report import Change
+
+_COLUMNS = (
+    *("embedding", "table", "stored as", "full", "trained", "compact", "CR formula"),
+    *("CR measured", "bits/symbol", "used codes min/median/max"),
 )
-from fairseq_dpq.files.writer import check_target, save_state, write_whole
-from fairseq_dpq.size_report import Change, outlook, size_lines, text_table
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -41,49 +32,27 @@ def get_parser() -> argparse.ArgumentParser:
         "packed codes and values instead of queries and keys, and no optimiser state. Its outputs "
         "are those of the training checkpoint, bit for bit.",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "files",
         nargs="+",
         metavar="FILE",
         help="IN.pt, the training checkpoint (several with --average); last OUT.pt, the compact "
         "checkpoint to write",
     )
-    parser.add_argument(
-        "--average", action="store_true", help="average several inputs first, then compact"
-    )
-    parser.add_argument(
-        "--ema", action="store_true", help="take the weights of --store-ema, not the last ones"
-    )
-    parser.add_argument(
-        "--values-dtype",
-        choices=sorted(DTYPES),
-        default="float32",
-        help="how values are stored; float32 is exact (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--half", action="store_true", help="store the rest of the model in float16"
-    )
-    parser.add_argument(
-        "--lossless-shrink",
-        action="store_true",
-        help="drop the codes that no symbol uses; smaller still, the same outputs",
-    )
+    add("--average", action="store_true", help="average several inputs first, then compact")
+    add("--ema", action="store_true", help="take the weights of --store-ema, not the last ones")
+    how = "how values are stored; float32 is exact (default: %(default)s)"
+    add("--values-dtype", choices=sorted(DTYPES), default="float32", help=how)
+    add("--half", action="store_true", help="store the rest of the model in float16")
+    shrink = "drop the codes that no symbol uses; smaller still, the same outputs"
+    add("--lossless-shrink", action="store_true", help=shrink)
     add_exact_logits(parser)
-    parser.add_argument(
-        "--no-verify",
-        dest="verify",
-        action="store_false",
-        help="do not compare the written file with the input",
-    )
-    parser.add_argument(
-        "--verify",
-        dest="verify",
-        action="store_true",
-        default=True,
-        help="reload the written file and compare every row with the input (the default)",
-    )
-    parser.add_argument("--force", action="store_true", help="replace OUT.pt if it exists")
-    add_common(parser)
+    no = "do not compare the written file with the input"
+    add("--no-verify", dest="verify", action="store_false", help=no)
+    yes = "reload the written file and compare every row with the input (the default)"
+    add("--verify", dest="verify", action="store_true", default=True, help=yes)
+    add_common(parser, "OUT.pt")
     return parser
 
 
@@ -121,14 +90,14 @@ def compact(args: argparse.Namespace) -> None:
         if args.verify:
             loaded = verify(checkpoint, written, bars, output, args.trust)
 
-    write_whole(output, lambda file: save_state(state, file), check, args.force)
+    write_state(output, state, check, args.force)
     bars.close()
     record = checkpoint.dpq_record()
-    embeddings = [compacted_facts(done) for done in tables]
-    small, full = model_sizes(checkpoint.weights, record, embeddings)
+    small, full = model_sizes(checkpoint.weights, record, tables)
     model = Change(full.before, stored_bytes(state["model"]))
     file = Change(checkpoint.file_bytes, output.stat().st_size)
-    left = left_alone(checkpoint, record)
+    query = sum(table["query_bytes"] for table in tables)
+    optimizer = stored_bytes(checkpoint.state.get("last_optimizer_state"))
     facts = {
         "input": [str(path) for path in inputs],
         "output": str(output),
@@ -140,69 +109,31 @@ def compact(args: argparse.Namespace) -> None:
         "ema_left_out": ema_left,
         "verified": args.verify,
         "loaded_in_fairseq": loaded,
-        "embeddings": embeddings,
-        "left_alone": left,
-        "sizes": {"embeddings": small.facts(), "model": model.facts(), "file": file.facts()},
-        "dropped": {
-            "query": sum(done.query for done in tables),
-            "optimizer": stored_bytes(checkpoint.state.get("last_optimizer_state")),
-        },
+        "embeddings": tables,
+        "left_alone": left_alone(checkpoint, record),
+        "dropped": {"query": query, "optimizer": optimizer},
     }
-    if args.json:
-        print(json.dumps(facts, indent=2))
-        return
-    dropped = [f"{size(facts['dropped'][name])} of {what}" for name, what in _DROPPED.items()]
-    sizes = size_lines(small, model, file, "without " + " and ".join(dropped))
-    print(_text(facts, [*sizes, *outlook(model, could_follow(left, embeddings))], model))
-
-
-_DROPPED = {"query": "queries", "optimizer": "optimiser state"}
-
-
-def _text(facts: dict[str, Any], sizes: list[str], model: Change) -> str:
-    head = ["embedding", "table", "options", "full", "trained", "compact", "CR formula"]
-    rows = [[*head, "CR measured", "bits/symbol", "used codes min/median/max"]]
-    for table in facts["embeddings"]:
-        rows.append(
-            [
-                table["path"],
-                f"{table['num_embeddings']} x {table['embedding_dim']}",
-                table["description"],
-                size(4 * table["num_embeddings"] * table["embedding_dim"]),
-                size(table["training_bytes"]),
-                size(table["compact_bytes"]),
-                f"{table['formula_cr']:.2f}",
-                f"{table['measured_cr']:.2f}",
-                str(table["bits_per_symbol"]),
-                used_codes(table["used_codes"]),
-            ]
-        )
-    lines = [text_table(rows), ""]
-    for table in facts["embeddings"]:
-        lines += notes(table, "; stored once")
-    for item in facts["left_alone"]:
-        lines.append(printable(f"left alone: {left_text(item)}"))
-    if facts["ema_left_out"]:
-        lines.append("left out: the EMA weights; --ema takes them instead of the last ones")
-    lines += [*([""] if lines[-1] else []), *map(printable, sizes), ""]
-    rounding = facts["half"] or facts["values_dtype"] != "float32"
-    exact = "the original, rounded," if rounding else "the original"
-    done = (
-        f"verified: every row equals {exact} bit for bit" if facts["verified"] else "not verified"
+    rounded = ", rounded," if args.half or args.values_dtype != "float32" else ""
+    same = (
+        f"verified: every row equals the original{rounded} bit for bit"
+        if args.verify
+        else "not verified"
     )
-    lines.append(f"{printable(facts['output'])}: a model {model.smaller()}; {done}")
-    return "\n".join(lines)
+    ema = "left out: the EMA weights; --ema takes them instead of the last ones"
+    print_written(
+        args,
+        facts,
+        {"embeddings": small, "model": model, "file": file},
+        _COLUMNS,
+        left="left alone",
+        stored="; stored once",
+        about_file=f"without {size(query)} of queries and {size(optimizer)} of optimiser state",
+        notes=[ema] if ema_left else [],
+        headline=f": a model {model.smaller()}; {same}",
+    )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; the exit code."""
-    return run(get_parser(), compact, argv)
-
-
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
+main = tool(get_parser, compact)
 
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

@@ -6,16 +6,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Sequence
 
-from fairseq_dpq.cli.common import Bars, add_common, run
-from fairseq_dpq.files.checkpoint import Checkpoint, named, stored_form, training_layer
-from fairseq_dpq.files.compaction import DTYPES, compact_layer
-from fairseq_dpq.files.dictionaries import symbols_of
+from fairseq_dpq.cli.common import Bars, add_common, tool
+from fairseq_dpq.files.checkpoint import Checkpoint, inference_form, named
+from fairseq_dpq.files.compaction import DTYPES
+from fairseq_dpq.files.data import symbols_of
 from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.files.record import Table, TablesRecord
+from fairseq_dpq.files.record import TablesRecord
 from fairseq_dpq.files.writer import check_target, write_form
-from fairseq_dpq.forms.base import Form
 from fairseq_dpq.size_report import Change, size_lines
 
 
@@ -40,8 +38,7 @@ def get_parser() -> argparse.ArgumentParser:
         choices=sorted(DTYPES),
         help="how values are stored (default: as they are; float32 of a training checkpoint)",
     )
-    parser.add_argument("--force", action="store_true", help="replace the output if it exists")
-    add_common(parser)
+    add_common(parser, "the output")
     return parser
 
 
@@ -51,10 +48,13 @@ def export(args: argparse.Namespace) -> None:
     check_target(target, [source], args.force)
     checkpoint = Checkpoint.load(source, args.trust)
     record = checkpoint.dpq_record()
-    path, table = _choose(record, args.table, source)
+    path = _choose(record, args.table, source)
+    table = record.tables[path]
     rows = table.num_embeddings
     symbols = None if args.no_symbols else symbols_of(checkpoint, path, rows, args.dict)
-    module = _module(checkpoint, record, path, table, args.values_dtype)
+    bars = Bars()
+    module = inference_form(checkpoint, path, DTYPES.get(args.values_dtype), bars)
+    bars.close()
     write_form(target, module, path, symbols, args.force)
     facts = {
         "output": str(target),
@@ -76,7 +76,7 @@ def export(args: argparse.Namespace) -> None:
         print("\n".join(size_lines(embedding, None, Change(whole, whole), note)))
 
 
-def _choose(record: TablesRecord, wanted: str | None, source: Path) -> tuple[str, Table]:
+def _choose(record: TablesRecord, wanted: str | None, source: Path) -> str:
     names = {name: path for path, table in record.tables.items() for name in named(path, table)}
     if wanted is None and len(record.tables) == 1:
         wanted = next(iter(record.tables))
@@ -86,33 +86,10 @@ def _choose(record: TablesRecord, wanted: str | None, source: Path) -> tuple[str
         )
     if wanted not in names:
         raise CheckpointError(f"--table {wanted}: {source} has {', '.join(names)}")
-    return names[wanted], record.tables[names[wanted]]
+    return names[wanted]
 
 
-def _module(
-    checkpoint: Checkpoint, record: TablesRecord, path: str, table: Table, dtype: str | None
-) -> Form:
-    if record.stage == "compact":
-        module = stored_form(checkpoint, path, table)
-        return module.to(DTYPES[dtype]) if dtype else module
-    bars = Bars()
-    layer = training_layer(checkpoint, path, table)
-    module, _ = compact_layer(
-        layer, DTYPES[dtype or "float32"], progress=bars(path, table.num_embeddings)
-    )
-    bars.close()
-    return module
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; the exit code."""
-    return run(get_parser(), export, argv)
-
-
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
+main = tool(get_parser, export)
 
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

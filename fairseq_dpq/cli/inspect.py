@@ -15,20 +15,13 @@ from fairseq_dpq import native
 from fairseq_dpq.choosing_sizes import compact_bytes
 from fairseq_dpq.cli import suggest
 from fairseq_dpq.cli.common import Bars, add_common, run
-from fairseq_dpq.cli.inspect_text import report
+from fairseq_dpq.cli.text import report
 from fairseq_dpq.config import DPQConfigError, add_flags, format_flag
-from fairseq_dpq.files.checkpoint import (
-    Checkpoint,
-    keys_of,
-    stored_bytes,
-    stored_form,
-    training_layer,
-)
+from fairseq_dpq.files.checkpoint import Checkpoint, inference_form, keys_of, stored_bytes
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.reader import form_of, is_safetensors, read_tensors
+from fairseq_dpq.files.reader import is_safetensors, read_tensors
 from fairseq_dpq.files.record import Table, TablesRecord
-from fairseq_dpq.files.report import (
-    could_follow,
+from fairseq_dpq.files.tables import (
     left_alone,
     model_sizes,
     run_of,
@@ -38,8 +31,8 @@ from fairseq_dpq.files.report import (
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.methods import DEFAULT_METHOD, make_options
 from fairseq_dpq.methods.base import ProductOptions
-from fairseq_dpq.size_report import Change, Left
-from fairseq_dpq.sizes import DEFAULT_K, default_D
+from fairseq_dpq.size_report import Change
+from fairseq_dpq.sizes import DEFAULT_K, bits_note, default_D
 
 _ROWS = 1 << 15
 
@@ -68,12 +61,10 @@ def inspect(args: argparse.Namespace, words: Sequence[str] = ()) -> None:
         raise CheckpointError("give a checkpoint, or a command after --")
     before: dict[str, Tensor] = {}
     last_run: Any = None
-    left: list[list[Left]] = []
     out, bars = [], Bars()
     for path in args.checkpoints:
         if is_safetensors(path):
             out.append(_exported(path))
-            left.append([])
             before = {}
             continue
         checkpoint = Checkpoint.load(path, args.trust)
@@ -101,30 +92,27 @@ def inspect(args: argparse.Namespace, words: Sequence[str] = ()) -> None:
         if sizes is not None:
             facts["sizes"] = {name: change.facts() for name, change in sizes.items()}
         out.append(facts)
-        left.append(could_follow(facts["left_alone"], facts["embeddings"]) if sizes else [])
         bars.close()
     if args.json:
         print(json.dumps(out, indent=2))
     else:
-        print(report(out, left, args.K, args.D))
+        print(report(out))
         print(native.describe())
 
 
 def _exported(path: str) -> dict[str, Any]:
     """A table of fairseq-dpq-export: no model around it."""
     opened = read_tensors(path)
-    form = form_of(path, opened, FORMS)
-    usage = form.codes_in_use()
+    form = opened.form(FORMS)
     table = Table(form.num_embeddings, form.embedding_dim, form.padding_idx, {})
-    own = table_facts(opened.name, table, form, None if usage is None else usage["used"])
-    entropy = None if usage is None else float(usage["entropy"].double().sum())
+    own = table_facts(opened.name, table, form)
     sizes = {"embeddings": Change(own["full_bytes"], own["compact_bytes"]).facts()}
     return {
         "checkpoint": str(path),
         "form": "exported",
         "file_bytes": os.path.getsize(path),
         "optimizer_bytes": 0,
-        "embeddings": [{**own, "entropy_bits_per_symbol": entropy, "changed": None}],
+        "embeddings": [{**own, "changed": None}],
         "left_alone": [],
         "sizes": sizes,
     }
@@ -150,15 +138,8 @@ def _dpq(
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     out, now = [], {}
     for path, table in record.tables.items():
-        if record.stage == "compact":
-            module = stored_form(checkpoint, path, table)
-        else:
-            layer = training_layer(checkpoint, path, table)
-            module = layer.compact(packed=True, progress=bars(path, table.num_embeddings))
-        usage = module.codes_in_use()
-        facts = table_facts(path, table, module, None if usage is None else usage["used"])
-        entropy = None if usage is None else float(usage["entropy"].double().sum())
-        facts["entropy_bits_per_symbol"] = entropy
+        module = inference_form(checkpoint, path, progress=bars)
+        facts = table_facts(path, table, module)
         mine = keys_of(checkpoint.weights, [path])
         facts["stored_bytes"] = stored_bytes([checkpoint.weights[key] for key in mine])
         facts["changed"] = None
@@ -184,15 +165,16 @@ def _changed(old: Tensor, new: Tensor) -> dict[str, float]:
 
 
 def _full(checkpoint: Checkpoint, args: argparse.Namespace) -> list[dict[str, Any]]:
-    out = []
-    for path, aliases in token_tables(checkpoint.weights, checkpoint.model_cfg).items():
-        n, d = checkpoint.weights[path + ".weight"].shape
+    out, note = [], bits_note(args.K)
+    for found in token_tables(checkpoint.weights, checkpoint.model_cfg):
+        n, d = checkpoint.weights[f"{found.path}.weight"].shape
         D = args.D or default_D(d)
         config = make_options(
             DEFAULT_METHOD, {"K": args.K, "D": D, "share_subspaces": args.share_subspaces}
         )
-        facts: dict[str, Any] = {"path": path, "aliases": aliases, "D": D}
+        facts: dict[str, Any] = {"path": found.path, "aliases": found.paths[1:], "D": D}
         facts.update(num_embeddings=n, embedding_dim=d, full_bytes=4 * n * d)
+        facts.update(description=f"full, at K={args.K} D={D}", notes=[*filter(None, [note])])
         try:
             config.validate(d, format_flag)
             small = compact_bytes(n, d, args.K, D, args.share_subspaces)
@@ -212,10 +194,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(get_parser(), lambda args: inspect(args, given[at + 1 :]), given[:at])
 
 
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
-
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

@@ -7,9 +7,8 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import Sequence
 
-from fairseq_dpq.cli.common import run
+from fairseq_dpq.cli.common import tool
 from fairseq_dpq.files.errors import CheckpointError
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -57,15 +56,7 @@ def path(args: argparse.Namespace) -> None:
     print(link(Path(spec.origin).parents[1]))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; the exit code."""
-    return run(get_parser(), path, argv)
-
-
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
+main = tool(get_parser, path)
 
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

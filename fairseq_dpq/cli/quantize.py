@@ -4,43 +4,34 @@ product quantisation, without training; or make of it the start of DPQ fine-tuni
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 from fairseq_dpq.any_model.calibration import Use
-from fairseq_dpq.cli.calibrating import dictionary_use, text_use
-from fairseq_dpq.cli.common import (
-    Bars,
-    add_common,
-    add_exact_logits,
-    left_text,
-    notes,
-    run,
-    size,
-    used_codes,
-)
+from fairseq_dpq.cli.common import Bars, add_common, add_exact_logits, tool
+from fairseq_dpq.cli.text import print_written
 from fairseq_dpq.config import add_flags, flag
 from fairseq_dpq.fairseq_plugin.choosing import decoder_only
 from fairseq_dpq.fairseq_plugin.options import PluginOptions, flag_fields, make_plugin_options
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
-from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.files.quantizing import check_written, quantize_state
-from fairseq_dpq.files.report import (
-    could_follow,
-    left_alone,
-    model_sizes,
-    table_facts,
-)
-from fairseq_dpq.files.writer import check_target, save_state, write_whole
+from fairseq_dpq.files.compaction import quantize_state
+from fairseq_dpq.files.data import dictionary_use, text_use
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.tables import left_alone, model_sizes
+from fairseq_dpq.files.verifying import check_written
+from fairseq_dpq.files.writer import check_target, write_state
 from fairseq_dpq.forms import DEFAULT_FORM, FORMS
 from fairseq_dpq.forms.base import FormOption
 from fairseq_dpq.forms.quantization import HIGH_ERROR
-from fairseq_dpq.size_report import Change, outlook, size_lines, text_table
+from fairseq_dpq.size_report import Change
 
 _DECODER = {"decoder_K": "K", "decoder_D": "D"}  # the decoder's own of an option
 _FLAGS = {f.name: f for f in flag_fields()}
+_COLUMNS = (
+    *("embedding", "table", "stored as", "full", "compact", "CR formula", "CR measured"),
+    *("squared error", "used codes min/median/max"),
+)
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -95,8 +86,7 @@ def get_parser() -> argparse.ArgumentParser:
                 group.add_argument(option.flag, dest=_dest(option), **how)
     only = [f for name, f in _FLAGS.items() if name not in _taken_by_forms()]
     add_flags(parser.add_argument_group("only with --trainable"), only)
-    parser.add_argument("--force", action="store_true", help="replace OUT.pt if it exists")
-    add_common(parser)
+    add_common(parser, "OUT.pt")
     return parser
 
 
@@ -140,29 +130,21 @@ def _check_options(args: argparse.Namespace, options: PluginOptions) -> None:
             raise CheckpointError(f"--{name} needs --form {takers}")
     if args.tokens < 1:
         raise CheckpointError(f"--tokens {args.tokens}: must be 1 or more; try 20000")
-    forms = _taken_by_forms()
     for option in FORMS[args.form].options:
         needed = not isinstance(option.default, bool) and option.default
         value = getattr(args, _dest(option))
         if needed and value is not None and not value:
             raise CheckpointError(f"{option.flag} is missing; try {option.flag} {option.default}")
-    for name, field in _FLAGS.items():
-        given = getattr(args, name)
-        if name == "embeddings" or given == field.default or (name == "K" and not given):
+    forms, defaults = _taken_by_forms(), vars(get_parser().parse_args(["", ""]))
+    flags = {name: flag(name) for name in _FLAGS}
+    flags.update({_dest(o): o.flag for form in FORMS.values() for o in form.options})
+    for name, said in flags.items():
+        if getattr(args, name) == defaults[name]:
             continue
         if name not in forms:
-            raise CheckpointError(f"{flag(name)} is for training: it needs --trainable")
+            raise CheckpointError(f"{said} is for training: it needs --trainable")
         if args.form not in forms[name]:
-            raise CheckpointError(f"{flag(name)} needs --form {forms[name][0]}")
-    for kind, form in FORMS.items():
-        for option in form.options:
-            own = option.keyword not in _FLAGS
-            if (
-                own
-                and args.form not in forms[_dest(option)]
-                and getattr(args, _dest(option)) != option.default
-            ):
-                raise CheckpointError(f"{option.flag} needs --form {kind}")
+            raise CheckpointError(f"{said} needs --form {forms[name][0]}")
 
 
 def quantize(args: argparse.Namespace) -> None:
@@ -180,7 +162,7 @@ def quantize(args: argparse.Namespace) -> None:
     def use_of(path: str, rows: int) -> Use | None:
         return texts.get(path) or dictionary_use(checkpoint, path, rows, args.dict)
 
-    state, done = quantize_state(
+    state, tables = quantize_state(
         checkpoint,
         options,
         source=str(source),
@@ -193,21 +175,10 @@ def quantize(args: argparse.Namespace) -> None:
         progress=bars,
     )
     bars.close()
-    write_whole(
-        target,
-        lambda file: save_state(state, file),
-        lambda written: check_written(state, written, args.trust),
-        args.force,
-    )
-    tables = []
-    for item in done:
-        facts = table_facts(item.path, item.table, item.form, item.used)
-        better = item.better._asdict() if item.better else None
-        tables.append({**facts, "relative_error": item.error, "better": better})
+    write_state(target, state, lambda part: check_written(state, part, args.trust), args.force)
     new = Checkpoint(target, state, target.stat().st_size)
     record = new.dpq_record()
-    left = left_alone(new, record)
-    small = Change(sum(item.before for item in done), sum(t["compact_bytes"] for t in tables))
+    small = Change(*(sum(t[name] for t in tables) for name in ("stored_bytes", "compact_bytes")))
     after = model_sizes(new.weights, record, tables)[1].after
     model = Change(stored_bytes(checkpoint.weights), after)
     file = Change(checkpoint.file_bytes, new.file_bytes)
@@ -216,23 +187,21 @@ def quantize(args: argparse.Namespace) -> None:
         "output": str(target),
         "stage": "training" if args.trainable else "compact",
         "embeddings": tables,
-        "left_alone": left,
-        "sizes": {"embeddings": small.facts(), "model": model.facts(), "file": file.facts()},
+        "left_alone": left_alone(new, record),
     }
-    if args.json:
-        print(json.dumps(facts, indent=2))
-        return
-    lines = [*size_lines(small, model, file), *outlook(model, could_follow(left, tables))]
-    if args.trainable:
-        lines.append("(embeddings and model as they will be once compact)")
-    lines += _warnings(tables, args, options)
-    headline = f"{target} ({facts['stage']} form): a model {model.smaller()}"
-    print(_text(facts, [*lines, "", headline]))
+    later = ["(embeddings and model as they will be once compact)"] if args.trainable else []
+    print_written(
+        args,
+        facts,
+        {"embeddings": small, "model": model, "file": file},
+        _COLUMNS,
+        left="left full",
+        more=[*later, *_warnings(tables, options)],
+        headline=f" ({facts['stage']} form): a model {model.smaller()}",
+    )
 
 
-def _warnings(
-    tables: list[dict[str, Any]], args: argparse.Namespace, options: PluginOptions
-) -> list[str]:
+def _warnings(tables: list[dict[str, Any]], options: PluginOptions) -> list[str]:
     """Tables of which much is lost, and what would lose less."""
     lines = []
     for table in tables:
@@ -255,42 +224,7 @@ def _warnings(
     return lines
 
 
-def _text(facts: dict[str, Any], sizes: list[str]) -> str:
-    head = ["embedding", "table", "stored as", "full", "compact", "CR formula", "CR measured"]
-    rows = [[*head, "squared error", "used codes min/median/max"]]
-    lines = []
-    for table in facts["embeddings"]:
-        used = table["used_codes"]
-        rows.append(
-            [
-                table["path"],
-                f"{table['num_embeddings']} x {table['embedding_dim']}",
-                table["description"],
-                size(table["full_bytes"]),
-                size(table["compact_bytes"]),
-                f"{table['formula_cr']:.2f}",
-                f"{table['measured_cr']:.2f}",
-                f"{100 * table['relative_error']:.2f} %",
-                used_codes(used),
-            ]
-        )
-        lines += notes(table)
-    for item in facts["left_alone"]:
-        lines.append(printable(f"left full: {left_text(item)}"))
-    return "\n".join(
-        [text_table(rows), "", *lines, *([""] if lines else []), *map(printable, sizes)]
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; the exit code."""
-    return run(get_parser(), quantize, argv)
-
-
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
+main = tool(get_parser, quantize)
 
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Sequence
 
 from fairseq_dpq.cli.common import run
-from fairseq_dpq.cli.models import load_model
+from fairseq_dpq.files.data import load_model
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.writer import check_target, write_whole
 

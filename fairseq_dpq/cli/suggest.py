@@ -14,20 +14,20 @@ from torch import Tensor
 from fairseq_dpq.choosing_sizes import (
     RATIOS,
     Choice,
-    Size,
     all_choices,
     ranked,
     reaching,
     sample,
     with_errors,
 )
-from fairseq_dpq.cli.common import Bars, size
+from fairseq_dpq.cli.common import Bars
+from fairseq_dpq.cli.text import size
 from fairseq_dpq.config import add_flags, flag, option_type
 from fairseq_dpq.fairseq_plugin.measuring import tables_of_command
 from fairseq_dpq.fairseq_plugin.options import flag_fields, plugin_fields
 from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.quantizing import choose_tables
+from fairseq_dpq.files.tables import choose_tables
 from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.runs.logs import lower_is_better
 from fairseq_dpq.size_report import text_table
@@ -76,8 +76,8 @@ def suggest(args: argparse.Namespace, words: Sequence[str]) -> None:
     if args.target_ratio is not None and not args.target_ratio > 0:
         raise CheckpointError(f"--target-ratio {args.target_ratio:g}: must be above 0; try 30")
     names, samples = _of_command(words, args) if words else _of_checkpoint(args)
-    tables = [Size(*shape) for _, *shape in names]
-    full = sum(4 * t.n * t.d for t in tables)
+    tables = [(n, d) for _, n, d in names]
+    full = sum(4 * n * d for n, d in tables)
     choices = all_choices(tables, (True,) if args.share_subspaces else (False, True))
     scores = _scores(args.sweep) if args.sweep else {}
     limits = _limits(args, full)
@@ -140,9 +140,9 @@ def _of_checkpoint(args: argparse.Namespace) -> tuple[list[Any], list[Tensor]]:
             f"{args.checkpoints[0]} has DPQ tables already; give a full checkpoint"
         )
     names, samples = [], []
-    for path in choose_tables(checkpoint, args.embeddings):
-        table = checkpoint.weights[f"{path}.weight"]
-        names.append((path, *table.shape))
+    for found in choose_tables(checkpoint, args.embeddings):
+        table = checkpoint.weights[f"{found.path}.weight"]
+        names.append((found.path, *table.shape))
         samples.append(sample(table))
     return names, samples
 

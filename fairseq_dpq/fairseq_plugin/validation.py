@@ -97,12 +97,10 @@ def _check_training(table: Table, own: dict[str, Tensor]) -> None:
 
 
 def _check_stored(table: Table, own: dict[str, Tensor]) -> None:
-    settings = dict(table.form)
-    form = FORMS[settings.pop("kind")]
-    size = table.num_embeddings, table.embedding_dim, table.padding_idx
+    form, settings = table.form_class()
     if table.options:
         table.config.validate(table.embedding_dim)
-    check_form(form, size, settings, own)
+    check_form(form, table.size, settings, own)
     try:
         check_crc32(own, table.checksums)
     except ValueError as error:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from inspect import signature
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin.configs import read_record
 from fairseq_dpq.fairseq_plugin.validation import check_record
-from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.errors import CheckpointError, naming
 from fairseq_dpq.files.loading import load_checkpoint
 from fairseq_dpq.files.record import Table, TablesRecord
-from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.layer import DPQEmbedding
 from fairseq_dpq.training.trackers import is_plain
 
 _ROWS = 1 << 16  # rows looked at together
+
+Progress = Callable[[str, int], Callable[[int], None]]  # (what, total) -> report of work done
 
 
 @dataclass
@@ -60,13 +59,11 @@ class Checkpoint:
     def record(self) -> TablesRecord | None:
         """The record of its DPQ tables; None for a model without any."""
         if self._record is None:
-            try:
-                self._record = read_record(self.model_cfg)
-                if self._record is not None:
-                    check_record(self._record, self.weights)
-            except DPQConfigError as error:
-                self._record = None
-                raise CheckpointError(f"{self.path}: {error}") from error
+            with naming(self.path):
+                record = read_record(self.model_cfg)
+                if record is not None:
+                    check_record(record, self.weights)
+                self._record = record
         return self._record
 
     def dpq_record(self) -> TablesRecord:
@@ -85,10 +82,33 @@ def named(path: str, table: Table) -> list[str]:
     return [path, *table.aliases]
 
 
-def keys_of(weights: Mapping[str, Tensor], paths: list[str]) -> list[str]:
+def keys_of(weights: Mapping[str, Tensor], paths: Iterable[str]) -> list[str]:
     """The keys of a state_dict that belong to these modules."""
     inside = tuple(f"{path}." for path in paths)
     return [key for key in weights if inside and key.startswith(inside)]
+
+
+def table_keys(weights: Mapping[str, Tensor], record: TablesRecord | None) -> set[str]:
+    """The keys of a state_dict that belong to the tables of a record."""
+    tables = record.tables if record else {}
+    return set(keys_of(weights, [name for path, t in tables.items() for name in named(path, t)]))
+
+
+def inference_form(
+    checkpoint: Checkpoint,
+    path: str,
+    dtype: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> Form:
+    """A table of a checkpoint of either stage in the form that inference uses."""
+    record = checkpoint.dpq_record()
+    table = record.tables[path]
+    if record.stage == "compact":
+        form = stored_form(checkpoint, path, table)
+        return form if dtype is None else form.to(dtype)
+    report = progress(path, table.num_embeddings) if progress is not None else None
+    layer = training_layer(checkpoint, path, table)
+    return layer.compact(packed=True, dtype=dtype or torch.float32, progress=report)
 
 
 def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedding:
@@ -101,8 +121,11 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     # One row: a layer of n would draw n random rows first.
     layer = DPQEmbedding(1, d, **table.options)
     for name in (*layer.parts, *layer.trackers.evaluation_buffers()):
-        tensor = _take(checkpoint, f"{path}.{name}")
-        _check_finite(checkpoint, f"{path}.{name}", tensor)
+        key = f"{path}.{name}"
+        tensor = checkpoint.weights.get(key)
+        if tensor is None:
+            raise CheckpointError(f"{checkpoint.path} has no {key}; its record names the table")
+        _check_finite(checkpoint, key, tensor)
         if name in layer._parameters:
             layer._parameters[name] = nn.Parameter(tensor.detach(), requires_grad=False)
         else:
@@ -123,32 +146,16 @@ def check_warmed_up(checkpoint: Checkpoint, path: str) -> None:
         )
 
 
-# Tensors of a mapped file stay there, where torch can do that (2.1 and later).
-_ASSIGN: dict[str, Any] = (
-    {"assign": True} if "assign" in signature(Form.load_state_dict).parameters else {}
-)
-
-
 def stored_form(checkpoint: Checkpoint, path: str, table: Table) -> Form:
-    """A table of a compact checkpoint, as it is stored."""
+    """A table of a compact checkpoint, as it is stored, on the checkpoint's own memory.
+
+    `table` is of `checkpoint.record()`, so that its tensors are known to fit.
+    """
     weights = checkpoint.weights
     part = {key[len(path) + 1 :]: weights[key] for key in keys_of(weights, [path])}
-    cls = FORMS[table.form["kind"]]
-    dtype = next((t.dtype for t in part.values() if t.is_floating_point()), None)
-    try:
-        module = table.empty_form(dtype=dtype, **cls.as_stored)
-        module.load_state_dict(part, **_ASSIGN)
-    except (RuntimeError, ValueError, TypeError) as error:
-        text = (str(error).splitlines() or ["it cannot be loaded"])[-1].strip()
-        raise CheckpointError(f"{checkpoint.path}: {path}: {text}") from error
-    return module.eval()
-
-
-def _take(checkpoint: Checkpoint, key: str) -> Tensor:
-    tensor = checkpoint.weights.get(key)
-    if tensor is None:
-        raise CheckpointError(f"{checkpoint.path} has no {key}, though its record names the table")
-    return tensor
+    form, settings = table.form_class()
+    with naming(f"{checkpoint.path}: {path}"):
+        return form.from_tensors(*table.size, settings, part)
 
 
 def _check_finite(checkpoint: Checkpoint, key: str, tensor: Tensor) -> None:

@@ -1,64 +1,44 @@
-"""From training form to compact form: codes in bounded memory, values kept, the rest dropped.
-`compact_state` makes the new checkpoint, `verify` compares a written one with its origin."""
+"""New checkpoints of old ones: trained tables in the form that inference uses, full tables in a
+stored form or as a start of DPQ training."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Callable, Mapping
+from dataclasses import replace
+from typing import Any, Callable, Hashable, Mapping
 
 import torch
 from torch import Tensor
 
+from fairseq_dpq.any_model.calibration import Use
+from fairseq_dpq.any_model.compress import check_weight, knowledge, make_form, make_layer
+from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.fairseq_plugin.choosing import decoder_only
 from fairseq_dpq.fairseq_plugin.configs import set_options, write_record
-from fairseq_dpq.fairseq_plugin.load_check import loads_in_fairseq
+from fairseq_dpq.fairseq_plugin.options import PluginOptions
 from fairseq_dpq.files.checkpoint import (
     Checkpoint,
+    Progress,
     keys_of,
     named,
     separate,
     stored_bytes,
-    stored_form,
+    table_keys,
     training_layer,
 )
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.memory import tensors_crc32
+from fairseq_dpq.files.memory import identity, tensors_crc32
+from fairseq_dpq.files.preparing import upgraded_cfg, upgraded_names
 from fairseq_dpq.files.record import EXACT_KEY, Table, TablesRecord
-from fairseq_dpq.files.upgrading import upgraded_cfg
-from fairseq_dpq.forms.base import Form
+from fairseq_dpq.files.tables import choose_tables, table_facts
+from fairseq_dpq.forms import DEFAULT_FORM, FORMS
+from fairseq_dpq.forms.base import Form, Settings
+from fairseq_dpq.forms.quantization import HIGH_ERROR, reconstruction_error
 from fairseq_dpq.layer import DPQEmbedding
 from fairseq_dpq.marker import marked
+from fairseq_dpq.methods.base import TableUse
+from fairseq_dpq.sizes import default_D
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_ROWS = 1 << 11  # rows handled at once: a few MB, so that they stay in cache
-
-Progress = Callable[[str, int], Callable[[int], None]]  # (what, total) -> report of work done
-
-
-@dataclass
-class Compacted:
-    """What became of one table."""
-
-    path: str
-    table: Table
-    before: int  # bytes in the training form
-    query: int  # bytes of the query matrix among them
-    after: int
-    form: Form
-    used: Tensor | None  # (D,) codes in use in each group, of a form with codes
-
-
-def compact_layer(
-    layer: DPQEmbedding,
-    dtype: torch.dtype = torch.float32,
-    shrink: bool = False,
-    progress: Callable[[int], None] | None = None,
-) -> tuple[Form, Tensor | None]:
-    """The inference form of a layer, and the number of codes in use in each group."""
-    module = layer.compact(packed=True, dtype=dtype, progress=progress)
-    usage = module.codes_in_use()
-    module = module.shrunk() if shrink else module
-    return module, None if usage is None else usage["used"]
 
 
 def compact_state(
@@ -70,48 +50,113 @@ def compact_state(
     shrink: bool = False,
     exact_logits: bool = False,
     progress: Progress | None = None,
-) -> tuple[dict[str, Any], list[Compacted]]:
-    """The compact checkpoint, ready to be saved, and a report on each table."""
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The compact checkpoint, ready to be saved, and the facts about each table."""
     record = checkpoint.dpq_record()
     if record.stage == "compact":
         made_of = f" (made of {record.source})" if record.source else ""
         raise CheckpointError(f"{checkpoint.path} is compact already{made_of}")
     weights = checkpoint.weights
     dtype = DTYPES[values_dtype]
-    dpq = [name for path, table in record.tables.items() for name in named(path, table)]
-    dropped = set(keys_of(weights, dpq))
+    dropped = table_keys(weights, record)
     rest = separate({key: value for key, value in weights.items() if key not in dropped})
     model = _half(checkpoint, rest) if half else rest
+    new = TablesRecord({}, stage="compact", source=source)
     done = []
     for path, table in record.tables.items():
         layer = training_layer(checkpoint, path, table)
         _check_range(checkpoint, f"{path}.values", layer.values, dtype, "--values-dtype")
         report = progress(path, table.num_embeddings) if progress is not None else None
-        module, used = compact_layer(layer, dtype, shrink, report)
-        state = separate(module.state_dict())
-        for name in named(path, table):  # the same tensors: torch stores them once
-            model.update({f"{name}.{key}": value for key, value in state.items()})
-        mine = [weights[key] for key in keys_of(weights, [path])]
-        done.append(
-            Compacted(
-                path=path,
-                table=table,
-                before=stored_bytes(mine),
-                query=stored_bytes(layer.query),
-                after=stored_bytes(state),
-                form=module,
-                used=used,
-            )
-        )
-    tables = {item.path: stored_table(item.table, item.form) for item in done}
-    new = TablesRecord(tables, stage="compact", source=source)
+        form = layer.compact(packed=True, dtype=dtype, progress=report)
+        form = form.shrunk() if shrink else form
+        new.tables[path] = _put(model, path, table, form)
+        facts = table_facts(path, table, form)
+        facts["training_bytes"] = stored_bytes([weights[key] for key in keys_of(weights, [path])])
+        facts["query_bytes"] = stored_bytes(layer.query)
+        done.append({**facts, "stored_codes": form.code_sizes or None})
     return inference_state(checkpoint, model, new, exact_logits), done
 
 
-def stored_table(table: Table, form: Form) -> Table:
-    """The record of a table in a stored form, with the checksums of its tensors."""
-    settings = {"kind": form.kind, **form.settings()}
-    return replace(table, form=settings, checksums=tensors_crc32(form.state_dict()))
+def quantize_state(
+    checkpoint: Checkpoint,
+    options: PluginOptions,
+    *,
+    source: str,
+    kind: str = DEFAULT_FORM,
+    settings: Callable[[bool], Settings] | None = None,
+    trainable: bool = False,
+    seed: int = 0,
+    exact_logits: bool = False,
+    use_of: Callable[[str, int], Use | None] | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A full checkpoint with tables that are stored as `kind`, or, with `trainable`, can be tuned;
+    and the facts about each.
+
+    `settings(decoder)` are those of the form for one table, the decoder's or another;
+    `use_of(path, rows)` is how a table is used, for a form that takes that.
+    """
+    record = checkpoint.record()
+    if record is not None:
+        small = record.stage == "compact"
+        hint = "it is compact" if small else "fairseq-dpq-compact makes it small"
+        raise CheckpointError(f"{checkpoint.path} has DPQ tables already; {hint}")
+    state = {**checkpoint.state, "model": upgraded_names(checkpoint.weights)}
+    checkpoint = replace(checkpoint, state=state)
+    weights = dict(checkpoint.weights)
+    record = TablesRecord({}) if trainable else TablesRecord({}, stage="compact", source=source)
+    done = []
+    for found in choose_tables(checkpoint, options.embeddings):
+        path, full = found.path, checkpoint.weights[f"{found.path}.weight"]
+        d, decoder = full.shape[1], decoder_only(found.paths)
+        tied = list(found.tied)
+        table = Table(len(full), d, found.padding_idx, {}, found.paths[1:], tied)
+        for name in [*found.paths, *tied]:
+            del weights[f"{name}.weight"]
+        try:
+            check_weight(full)
+            if trainable:
+                config = options.of_table(decoder)
+                config.validate(d, options.format(decoder), f"{path}.embedding_dim")
+                use = TableUse(d, bool(tied), trained=True)
+                table.options = config.resolved(use).keywords()
+                wide = replace(found, weight=full.float())
+                layer = make_layer(wide, table.options, seed, progress).eval()
+                form = layer.compact(packed=True)
+                record.tables[path] = _put(weights, path, table, layer)
+            else:
+                own = settings(decoder) if settings is not None else {}
+                if "D" in own and own["D"] is None:
+                    own["D"] = default_D(d, close=True)
+                FORMS[kind].check(d, options.format(decoder), **own)
+                takes = use_of if FORMS[kind].takes_use else None
+                known = knowledge(found, None if takes is None else takes(path, len(full)))
+                form = make_form(found, FORMS[kind], own, known, seed, progress)
+                record.tables[path] = table = _put(weights, path, table, form)
+        except DPQConfigError:
+            raise
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        lost = reconstruction_error(full, form, table.padding_idx)
+        better = form.improvement(full, seed) if lost > HIGH_ERROR else None
+        facts = table_facts(path, table, form)
+        facts["stored_bytes"], facts["relative_error"] = stored_bytes(full), lost
+        done.append({**facts, "better": None if better is None else better._asdict()})
+    new = inference_state(checkpoint, separate(weights), record, exact_logits)
+    set_options(Checkpoint(checkpoint.path, new, 0).model_cfg, options.to_keys())
+    return new, done
+
+
+def _put(weights: dict[str, Tensor], path: str, table: Table, module: Form | DPQEmbedding) -> Table:
+    """Put a table's tensors into a state_dict under all its names, so that torch stores them once;
+    its entry in the record."""
+    tensors = separate(module.state_dict())
+    for name in named(path, table):
+        weights.update({f"{name}.{key}": tensor for key, tensor in tensors.items()})
+    if not isinstance(module, Form):
+        return table
+    settings = {"kind": module.kind, **module.settings()}
+    return replace(table, form=settings, checksums=tensors_crc32(tensors))
 
 
 def inference_state(
@@ -148,17 +193,16 @@ def inference_state(
 
 def _half(checkpoint: Checkpoint, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Floating-point tensors in float16; what was shared stays shared."""
-    cast: dict[tuple[Any, ...], Tensor] = {}
+    cast: dict[Hashable, Tensor] = {}
     out = {}
     for key, tensor in weights.items():
         # fairseq never sets `_float_tensor`, which only carries a dtype: it may hold anything
         unset = key.split(".")[-1] == "_float_tensor"
         if tensor.dtype in (torch.float32, torch.float64, torch.bfloat16) and not unset:
-            same = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-            if same not in cast:
+            if identity(tensor) not in cast:
                 _check_range(checkpoint, key, tensor, torch.float16, "--half")
-                cast[same] = tensor.half()
-            tensor = cast[same]
+                cast[identity(tensor)] = tensor.half()
+            tensor = cast[identity(tensor)]
         out[key] = tensor
     return out
 
@@ -174,91 +218,3 @@ def _check_range(
             f"{checkpoint.path}: {key} reaches {largest:g}, beyond {flag} float16's {limit:g}; "
             f"{better}"
         )
-
-
-# Verification ------------------------------------------------------------------------------------
-
-
-def verify(
-    origin: Checkpoint,
-    written: Path,
-    progress: Progress | None = None,
-    shown: Path | None = None,
-    trust: bool = False,
-) -> bool:
-    """Reload a compact checkpoint and compare it with the training checkpoint, bit for bit.
-
-    Whether fairseq has loaded it too, which takes the model's data; if it cannot, that is an error.
-
-    Every row of every table is compared with what the training form gives in `eval()`, under each
-    of its names, and every other tensor with its origin; float16 and bfloat16 with the rounded
-    original.
-    """
-    copy_ = Checkpoint.load(written, trust)
-    copy_.path = shown or written
-    old = origin.dpq_record()
-    try:
-        new = copy_.dpq_record()
-    except CheckpointError as error:
-        raise CheckpointError(f"verification failed: {error}") from error
-    if new.stage != "compact" or list(old.tables) != list(new.tables):
-        raise _differs(copy_, "the record of its tables")
-    for path, table in new.tables.items():
-        layer = training_layer(origin, path, old.tables[path])
-        module = stored_form(copy_, path, table)
-        report = progress(f"verify {path}", table.num_embeddings) if progress is not None else None
-        _compare_rows(copy_, path, layer, module, report)
-        for alias in table.aliases:
-            for key in keys_of(copy_.weights, [path]):
-                twin = copy_.weights.get(alias + key[len(path) :])
-                if twin is None or not _same_bits(twin, copy_.weights[key]):
-                    raise _differs(copy_, f"{alias}, another name of {path},")
-    dpq = [name for path, table in new.tables.items() for name in named(path, table)]
-    skip = {*keys_of(origin.weights, dpq), *keys_of(copy_.weights, dpq)}
-    for key in [*origin.weights, *copy_.weights]:
-        if key in skip:
-            continue
-        ours, theirs = copy_.weights.get(key), origin.weights.get(key)
-        if ours is None or theirs is None or not _same_bits(ours, theirs.to(ours.dtype)):
-            raise _differs(copy_, key)
-    # What only --trust can load, fairseq refuses.
-    return not trust and loads_in_fairseq(written, copy_.state.get("cfg"))
-
-
-def _compare_rows(
-    checkpoint: Checkpoint,
-    path: str,
-    layer: DPQEmbedding,
-    module: Form,
-    progress: Callable[[int], None] | None,
-) -> None:
-    with torch.no_grad():
-        dtype = module(torch.zeros(0, dtype=torch.int64)).dtype
-        rounded = module.computes_rows and dtype != torch.float32
-        source = layer.compact(packed=True, dtype=dtype) if rounded else layer
-        step = max(1, _ROWS * 1024 // max(1024, layer.embedding_dim))
-        for start in range(0, layer.num_embeddings, step):
-            rows = torch.arange(start, min(start + step, layer.num_embeddings))
-            expected = source(rows).to(dtype)
-            if not _same_bits(module(rows), expected):
-                raise _differs(checkpoint, f"a row of {path} between {start} and {start + step}")
-            if progress is not None:
-                progress(rows.numel())
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equality that tells 0.0 from -0.0 and takes NaN for equal to itself."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    kind = kinds.get(a.element_size()) if a.is_floating_point() else None
-    if kind is not None and a.dim():
-        a, b = a.contiguous().view(kind), b.contiguous().view(kind)
-    return torch.equal(a, b)
-
-
-def _differs(checkpoint: Checkpoint, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"verification failed: {what} differs from the training checkpoint; {checkpoint.path} was "
-        "not written. Please report this."
-    )

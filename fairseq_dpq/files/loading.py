@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.memory import identity
 from fairseq_dpq.forms.fitting import is_plain
 from fairseq_dpq.marker import plain_globals
 
@@ -62,19 +63,15 @@ def load_checkpoint(path: str | Path, trust: bool = False) -> dict[str, Any]:
         state = _load(path, None, mapped) if trust else _load_safely(path, mapped)
     except CheckpointError:
         raise
-    except pickle.UnpicklingError as error:
-        wanted = re.search(r"GLOBAL ([\w.<>-]+)", str(error))
-        if wanted is not None:
-            raise _refusal(path, wanted.group(1)) from error
-        raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is damaged") from error
-    except EOFError as error:
-        raise CheckpointError(f"{path} is truncated: copy it again") from error
     except MemoryError as error:
         raise CheckpointError(f"{path} does not fit into memory") from error
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # a damaged pickle can fail in any way
-        if "EOF" in str(error):
+        wanted = re.search(r"GLOBAL ([\w.<>-]+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and wanted is not None:
+            raise _refusal(path, wanted.group(1)) from error
+        if isinstance(error, EOFError) or "EOF" in str(error):
             raise CheckpointError(f"{path} is truncated: copy it again") from error
         raise CheckpointError(f"{path} is not a PyTorch checkpoint, or it is damaged") from error
     return _check_state(path, state)
@@ -127,14 +124,10 @@ def _check_crc32(path: Path, entries: list[zipfile.ZipInfo]) -> None:
                     while file.read(_BLOCK):
                         pass
             except Exception as error:  # a wrong checksum, or a header that does not fit
-                name = _entry_name(entry)
+                name = entry.filename.split("/", 1)[-1]
                 raise CheckpointError(
                     f"{path} is damaged: {name} does not match its checksum; copy it again"
                 ) from error
-
-
-def _entry_name(entry: zipfile.ZipInfo) -> str:
-    return entry.filename.split("/", 1)[-1]
 
 
 def _load_safely(path: Path, mapped: bool) -> Any:
@@ -231,9 +224,8 @@ def _check_sizes(path: Path, weights: Mapping[str, Tensor]) -> None:
     for key, tensor in weights.items():
         if not is_plain(tensor):
             raise CheckpointError(f"{path}: {key} is not a plain tensor")
-        view = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if view not in views:
-            views.add(view)
+        if identity(tensor) not in views:
+            views.add(identity(tensor))
             total += tensor.numel() * tensor.element_size()
         if total > limit:
             raise CheckpointError(

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import zlib
-from typing import Any, Mapping
+from typing import Any, Hashable, Mapping
 
 import torch
 from torch import Tensor
@@ -23,6 +23,13 @@ def memory_of(tensor: Tensor) -> Any:
         raise ValueError("only a contiguous tensor in main memory can be read as bytes")
     size = tensor.numel() * tensor.element_size()
     return (ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else b""
+
+
+def identity(tensor: Tensor) -> Hashable:
+    """The same for tensors that share their numbers, as objects or as memory."""
+    if tensor.device.type == "meta" or not tensor.numel():
+        return id(tensor)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def text_crc32(text: str) -> int:

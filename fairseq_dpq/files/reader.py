@@ -3,16 +3,15 @@ checksum compared once, when the file is opened."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Mapping
 
 import torch
 from torch import Tensor
 
-from fairseq_dpq.files.errors import CheckpointError, printable
+from fairseq_dpq.files.errors import CheckpointError, naming, printable
 from fairseq_dpq.files.memory import check_crc32, memory_of, tensors_crc32, text_crc32
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.forms.fitting import build_form, check_type, check_version
@@ -29,9 +28,33 @@ SYMBOLS = "symbols"  # a tensor of text beside those of a table
 class TensorFile:
     """An opened file: what it says of its tensors, and the tensors, mapped."""
 
+    path: str | Path
     name: str
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+
+    def form(self, forms: Mapping[str, type[Form]]) -> Form:
+        """The table of a file of fairseq-dpq-export, in one of these forms by kind."""
+        with naming(self.path):
+            settings = dict(self.config)
+            kind = settings.pop("kind")
+            size: Any = tuple(settings.pop(name) for name in _SIZE)
+            if not isinstance(kind, str) or kind not in forms:
+                known = " or ".join(forms)
+                raise ValueError(f"it holds a table of kind {str(kind)[:40]}, not {known}")
+            tensors = {name: t for name, t in self.tensors.items() if name != SYMBOLS}
+            return build_form(forms[kind], size, settings, tensors)
+
+    def symbols(self) -> list[str] | None:
+        """The symbols of an exported file, row by row; None if it was written without."""
+        tensor = self.tensors.get(SYMBOLS)
+        if tensor is None:
+            return None
+        with naming(self.path):
+            symbols = bytes(memory_of(tensor.contiguous())).decode("utf-8").split("\n")
+            if len(symbols) != self.config["num_embeddings"]:
+                raise ValueError(f"it has {len(symbols)} symbols for another number of rows")
+        return symbols
 
 
 def metadata(name: str, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -68,7 +91,7 @@ def read_tensors(path: str | Path) -> TensorFile:
             for what, value in (("checksums", checksums), ("config", config)):
                 check_type(what, value, dict)
             check_crc32(tensors, checksums)
-            return TensorFile(meta["name"], config, tensors)
+            return TensorFile(path, meta["name"], config, tensors)
     except SafetensorError as error:
         text = f"{path} is not a safetensors file, or it is damaged: {error}"
         raise CheckpointError(printable(text)) from error
@@ -88,20 +111,7 @@ def _checked(meta: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def read_form(path: str | Path, forms: Mapping[str, type[Form]]) -> Form:
     """The table of a file of fairseq-dpq-export, in one of these forms by kind."""
-    return form_of(path, read_tensors(path), forms)
-
-
-def form_of(path: str | Path, opened: TensorFile, forms: Mapping[str, type[Form]]) -> Form:
-    """The table of an opened file."""
-    with naming(path):
-        settings = dict(opened.config)
-        kind = settings.pop("kind")
-        size: Any = tuple(settings.pop(name) for name in _SIZE)
-        if not isinstance(kind, str) or kind not in forms:
-            known = " or ".join(forms)
-            raise ValueError(f"it holds a table of kind {str(kind)[:40]}, not {known}")
-        tensors = {name: t for name, t in opened.tensors.items() if name != SYMBOLS}
-        return build_form(forms[kind], size, settings, tensors)
+    return read_tensors(path).form(forms)
 
 
 def table_config(form: Form) -> dict[str, Any]:
@@ -116,31 +126,4 @@ def symbols_tensor(symbols: list[str]) -> Tensor:
 
 def read_symbols(path: str | Path) -> list[str] | None:
     """The symbols of an exported file, row by row; None if it was written without."""
-    return symbols_of(path, read_tensors(path))
-
-
-def symbols_of(path: str | Path, opened: TensorFile) -> list[str] | None:
-    """The symbols of an opened file, row by row; None if it was written without."""
-    tensor = opened.tensors.get(SYMBOLS)
-    if tensor is None:
-        return None
-    with naming(path):
-        symbols = bytes(memory_of(tensor.contiguous())).decode("utf-8").split("\n")
-        if len(symbols) != opened.config["num_embeddings"]:
-            raise ValueError(f"it has {len(symbols)} symbols for another number of rows")
-    return symbols
-
-
-@contextlib.contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Errors of what a file says, in one line that names the file."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except KeyError as error:
-        raise CheckpointError(printable(f"{path}: {error} is missing")) from error
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(printable(f"{path}: {error}")) from error
-    except RecursionError as error:
-        raise CheckpointError(printable(f"{path}: it is nested too deeply")) from error
+    return read_tensors(path).symbols()

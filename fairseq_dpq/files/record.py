@@ -9,14 +9,23 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Mapping
+
+from torch import Tensor
 
 from fairseq_dpq.config import DPQConfigError, option_type
-from fairseq_dpq.files.errors import printable
+from fairseq_dpq.files.errors import naming
 from fairseq_dpq.files.memory import text_crc32
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
-from fairseq_dpq.forms.fitting import check_settings, check_size, check_type, check_version, shown
+from fairseq_dpq.forms.fitting import (
+    build_form,
+    check_settings,
+    check_size,
+    check_type,
+    check_version,
+    shown,
+)
 from fairseq_dpq.methods import METHODS, MethodOptions, make_options
 from fairseq_dpq.version import __version__
 
@@ -44,11 +53,19 @@ class Table:
         given = dict(self.options)
         return make_options(given.pop("method"), given)
 
-    def empty_form(self, **more: Any) -> Form:
-        """A module of the table's form, to be loaded."""
+    @property
+    def size(self) -> tuple[int, int, int | None]:
+        return self.num_embeddings, self.embedding_dim, self.padding_idx
+
+    def form_class(self) -> tuple[type[Form], dict[str, Any]]:
+        """The class of the table's form, and its settings."""
         settings = dict(self.form)
-        cls = FORMS[settings.pop("kind")]
-        return cls(self.num_embeddings, self.embedding_dim, self.padding_idx, **settings, **more)
+        return FORMS[settings.pop("kind")], settings
+
+    def build_form(self, tensors: Mapping[str, Tensor]) -> Form:
+        """The table's form of these tensors; ValueError for what they cannot be."""
+        cls, settings = self.form_class()
+        return build_form(cls, self.size, settings, tensors)
 
 
 @dataclass
@@ -67,7 +84,7 @@ class TablesRecord:
     @classmethod
     def from_json(cls, text: Any) -> TablesRecord:
         """Read a record; one of another version, or damaged, is an error that says so."""
-        try:
+        with naming(f"the checkpoint's {RECORD_KEY} record", DPQConfigError):
             check_type(RECORD_KEY, text, str)
             raw = json.loads(text)
             check_type("the record", raw, dict)
@@ -76,15 +93,6 @@ class TablesRecord:
             if raw.pop("crc32") != _crc32(raw):
                 raise ValueError("its text does not match its checksum: the file is damaged")
             return cls._from_dict(raw)
-        except DPQConfigError:
-            raise
-        except KeyError as error:
-            problem = f"{error} is missing"
-        except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
-            problem = str(error)
-        except RecursionError:
-            problem = "it is nested too deeply"
-        raise DPQConfigError(printable(f"the checkpoint's {RECORD_KEY} record: {problem}"))
 
     @classmethod
     def _from_dict(cls, raw: dict[str, Any]) -> TablesRecord:

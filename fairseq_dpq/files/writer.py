@@ -160,6 +160,13 @@ def save_state(state: Any, file: BinaryIO) -> None:
         raise
 
 
+def write_state(
+    target: Path, state: Any, check: Callable[[Path], None] | None = None, force: bool = False
+) -> None:
+    """Write a checkpoint, as `write_whole` does."""
+    write_whole(target, lambda file: save_state(state, file), check, force)
+
+
 class _Guard:
     """A file that remembers why it could not be written."""
 

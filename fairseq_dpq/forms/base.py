@@ -72,7 +72,6 @@ class Form(nn.Module):
     # Whether `from_table` takes how rows are used: `weight`, `metric` and `corrected`.
     takes_use: ClassVar[bool] = False
     _fast: Any = None  # prepared for its buffers, with pointers to their memory
-    as_stored: ClassVar[Settings] = {}  # keywords that keep its tensors in their stored bytes
     # Tensors that follow the dtype of a model; None: all that have no integers.
     model_dtype: ClassVar[tuple[str, ...] | None] = None
     setting_types: ClassVar[dict[str, type]]  # of `settings()`

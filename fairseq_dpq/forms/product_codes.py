@@ -61,7 +61,6 @@ class CompactEmbedding(Form):
 
     kind = "product_codes"
     signature_tensor = "codes"
-    as_stored: ClassVar[Settings] = {"packed": True}
     options = (
         FormOption("K", "--dpq-K", 32),
         FormOption("D", "--dpq-D", 16),

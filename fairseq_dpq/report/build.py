@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.files.compaction import Progress
+from fairseq_dpq.files.checkpoint import Progress
 from fairseq_dpq.report.curves import Curves
 from fairseq_dpq.report.models import Model, TableView
 from fairseq_dpq.report.numbers import (

@@ -12,17 +12,17 @@ from torch import Tensor
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.files.checkpoint import (
     Checkpoint,
+    Progress,
     keys_of,
     stored_bytes,
     stored_form,
     training_layer,
 )
-from fairseq_dpq.files.compaction import Progress
-from fairseq_dpq.files.dictionaries import find_dictionary, read_dictionary
+from fairseq_dpq.files.data import find_dictionary, read_dictionary
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.reader import form_of, is_safetensors, read_tensors, symbols_of
+from fairseq_dpq.files.reader import is_safetensors, read_tensors
 from fairseq_dpq.files.record import TablesRecord
-from fairseq_dpq.files.report import left_alone, table_facts, token_tables
+from fairseq_dpq.files.tables import left_alone, table_facts, token_tables
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form, Parts
 from fairseq_dpq.layer import DPQEmbedding
@@ -118,7 +118,7 @@ def load_model(
 
 def _exported(path: Path, name: str) -> Model:
     opened = read_tensors(path)
-    form, symbols = form_of(path, opened, FORMS), symbols_of(path, opened)
+    form, symbols = opened.form(FORMS), opened.symbols()
     n, d = form.num_embeddings, form.embedding_dim
     total = path.stat().st_size
     sizes = {
@@ -162,7 +162,7 @@ def _dpq_table(
         layer = training_layer(checkpoint, path, table)
         report = progress(path, table.num_embeddings) if progress is not None else None
         form = layer.compact(packed=True, progress=report)
-    facts = table_facts(path, table, form, None)
+    facts = table_facts(path, table, form)
     names = ("full_bytes", "compact_bytes", "formula_cr", "measured_cr", "bits_per_symbol")
     sizes = {name: facts[name] for name in (*names, "description")}
     mine = keys_of(checkpoint.weights, [path])
@@ -173,14 +173,14 @@ def _dpq_table(
 
 def _full_tables(checkpoint: Checkpoint) -> list[TableView]:
     out = []
-    for path in token_tables(checkpoint.weights, checkpoint.model_cfg):
-        weight = checkpoint.weights[f"{path}.weight"]
+    for found in token_tables(checkpoint.weights, checkpoint.model_cfg):
+        weight = checkpoint.weights[f"{found.path}.weight"]
         n, d = weight.shape
         total = weight.numel() * weight.element_size()
         sizes = {"full_bytes": 4 * n * d, "stored_bytes": total, "description": "full table"}
         pad = get_option(checkpoint.model_cfg, "pad")
         padding_idx = pad if isinstance(pad, int) and 0 <= pad < n else 1 if n > 1 else None
-        out.append(TableView(path, n, d, padding_idx, _float_rows(weight), sizes))
+        out.append(TableView(found.path, n, d, padding_idx, _float_rows(weight), sizes))
     return out
 
 

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 
 import numpy
 
-from fairseq_dpq.files.compaction import Progress
+from fairseq_dpq.files.checkpoint import Progress
 from fairseq_dpq.files.errors import printable
 from fairseq_dpq.forms.base import Parts
 from fairseq_dpq.forms.packing import code_bits, pack_codes, row_bytes

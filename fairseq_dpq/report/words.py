@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from fairseq_dpq.files.compaction import Progress
+from fairseq_dpq.files.checkpoint import Progress
 from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.report.models import Model, TableView
 from fairseq_dpq.report.neighbours import nearest, overlap, steps

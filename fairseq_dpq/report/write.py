@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from fairseq_dpq.figures.style import FiguresUnavailable, require_matplotlib
-from fairseq_dpq.files.compaction import Progress
+from fairseq_dpq.files.checkpoint import Progress
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.writer import check_target, write_whole
 from fairseq_dpq.report.build import build_report

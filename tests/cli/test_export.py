@@ -134,7 +134,7 @@ def test_files_that_are_no_exports(tmp_path) -> None:
 
 def test_languages_that_fairseq_inferred_are_found(tmp_path) -> None:
     """`fairseq-train DATA` without -s and -t leaves no language in the checkpoint."""
-    from fairseq_dpq.files.dictionaries import _guess_languages
+    from fairseq_dpq.files.data import _guess_languages
 
     assert _guess_languages([tmp_path / "nowhere", tmp_path]) == [None, None]
     (tmp_path / "train.de-en.de.idx").touch()

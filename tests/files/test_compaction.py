@@ -10,9 +10,10 @@ import torch
 
 from fairseq_dpq.cli import compact
 from fairseq_dpq.fairseq_plugin.configs import read_record
-from fairseq_dpq.files import compaction
+from fairseq_dpq.files import compaction, writer
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes, stored_form
 from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.files.verifying import verify
 from fairseq_dpq.marker import KEY
 from helpers.toy_checkpoints import ALIAS, PATH, load, make_layer, save_toy
 
@@ -175,7 +176,7 @@ def test_verification_sees_one_wrong_bit(tmp_path, monkeypatch, capsys) -> None:
         wrong = {**state, "model": {**state["model"], **changes}}
         torch.save(wrong, tmp_path / "wrong.pt")
         with pytest.raises(CheckpointError, match=text):
-            compaction.verify(Checkpoint.load(source), tmp_path / "wrong.pt")
+            verify(Checkpoint.load(source), tmp_path / "wrong.pt")
 
     values = state["model"][f"{PATH}.values"].clone()
     values.view(torch.int32)[3, 1] ^= 1  # the last bit of one value
@@ -186,21 +187,13 @@ def test_verification_sees_one_wrong_bit(tmp_path, monkeypatch, capsys) -> None:
     codes = state["model"][f"{PATH}.codes"].clone()
     codes[5] ^= 1
     check("codes does not match its checksum", **{f"{x}.codes": codes for x in (PATH, ALIAS)})
-    compaction.verify(Checkpoint.load(source), target)
+    verify(Checkpoint.load(source), target)
 
     def spoil(state, file) -> None:
         state["model"][f"{PATH}.values"] += 1
         torch.save(state, file)
 
-    monkeypatch.setattr(compact, "save_state", spoil)
+    monkeypatch.setattr(writer, "save_state", spoil)
     target.unlink()
     assert compact.main([str(source), str(target)]) == 2
     assert "verification failed" in capsys.readouterr().err and not target.exists()
-
-
-def test_codes_do_not_depend_on_the_chunk(tmp_path, monkeypatch) -> None:
-    layer = make_layer(n=300)
-    whole = compaction.compact_layer(layer, shrink=True)[0]
-    monkeypatch.setattr(compaction, "_ROWS", 7)
-    parts = compaction.compact_layer(layer, shrink=True)[0]
-    assert torch.equal(whole.codes, parts.codes) and torch.equal(whole.values, parts.values)

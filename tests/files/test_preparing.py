@@ -8,7 +8,7 @@ import torch
 
 from fairseq_dpq.cli import compact, inspect
 from fairseq_dpq.files.checkpoint import Checkpoint
-from fairseq_dpq.files.combining import _mean, average
+from fairseq_dpq.files.preparing import _mean, average
 from fairseq_dpq.forms.product_codes import CompactEmbedding
 from helpers.toy_checkpoints import PATH, load, make_layer, make_state, save_toy
 
