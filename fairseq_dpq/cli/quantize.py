@@ -160,7 +160,11 @@ def quantize(args: argparse.Namespace) -> None:
         texts = text_use(source, args.calibrate, args.subset, args.tokens)
 
     def use_of(path: str, rows: int) -> Use | None:
-        return texts.get(path) or dictionary_use(checkpoint, path, rows, args.dict)
+        use, counted = texts.get(path), dictionary_use(checkpoint, path, rows, args.dict)
+        if use is None or counted is None:
+            return use or counted
+        use.counts = counted.counts  # of all the text of training
+        return use
 
     state, tables = quantize_state(
         checkpoint,

@@ -160,3 +160,17 @@ def test_explicit_tiers() -> None:
     rows = 100 * 24 * 6 // 8 + 900 * 4 + 1
     assert report.after == rows + 2 * SIZE * (64 + 16 + 1) + 4  # values in 16 bits, one float
     assert torch.equal(table(torch.tensor([1000])), table(torch.tensor([N - 1])))
+
+
+def test_a_table_that_an_encoder_reads_weighs_rare_rows_more() -> None:
+    """There an error of the plain row counts as much as one of the logits."""
+    torch.manual_seed(0)
+    table, states = torch.randn(40, 8), torch.randn(300, 8) * torch.linspace(0.2, 2, 8)
+    counts = torch.arange(40, 0, -1).float().pow(2)
+    one, two = (
+        Knowledge(table, None, True, Use(counts, [states], 1, 300), readers) for readers in (1, 2)
+    )
+    assert one.weight.sum().item() == pytest.approx(1) == two.weight.sum().item()
+    assert one.weight[0] / one.weight[-1] > 1.5 * two.weight[0] / two.weight[-1] > 1
+    lone, both = (known.metric.diagonal() for known in (one, two))
+    assert lone.max() / lone.min() > 2 * both.max() / both.min() > 2
