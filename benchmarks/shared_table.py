@@ -24,11 +24,12 @@ LIMITS = {"full": None, "sx": 1.15, "vq": 1.10}
 def measure(updates: int) -> dict[str, list[float]]:
     """CPU seconds of each update by model."""
     from experiments.demo import commands
-    from experiments.demo.corpus import write_corpus
+    from experiments.demo.corpus import SPLITS, write_corpus
 
-    setting = commands.Setting(updates=updates, tables="all")
+    setting = commands.Setting(updates=updates, tables="all", K=32, D=16)
+    sizes = {split: getattr(setting, split) for split in SPLITS}
     with tempfile.TemporaryDirectory() as folder:
-        write_corpus(Path(folder) / "corpus", setting.seed, setting.sizes())
+        write_corpus(Path(folder) / "corpus", setting.seed, sizes)
         tool, *arguments = commands.preprocess(setting)
         command = [os.path.join(os.path.dirname(sys.executable), tool), *arguments]
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
@@ -45,7 +46,7 @@ def measure(updates: int) -> dict[str, list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--updates", type=int, default=800, help="as many as the demo has: 800")
+    parser.add_argument("--updates", type=int, default=800, help="default 800")
     args = parser.parse_args()
     harness.steady()
     harness.quiet()

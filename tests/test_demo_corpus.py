@@ -32,7 +32,7 @@ def verb(lexicon: Lexicon, word: str) -> Verb:
 def test_same_bytes_on_every_machine() -> None:
     text = repr(sorted(corpus.generate(1, SIZES).items())).encode()
     digest = hashlib.sha256(text).hexdigest()
-    assert digest == "8a26e18556f30e412bdd4cb7aa4096cb18a47473fcc050049ed73aad178a52af", (
+    assert digest == "5922157e9e6f0c20e5c4926c9a5653b71c653d3f0f31fc3b6d28451e5d103b5e", (
         "the corpus changed: figures in README and docs change with it"
     )
 
@@ -53,7 +53,7 @@ def test_more_training_data_leaves_the_rest_as_it_is() -> None:
 
 
 def test_splits_are_disjoint() -> None:
-    # so large that the grammar says 9 of these sentences again unless it is stopped
+    # so large that the grammar says 6 of these sentences again unless it is stopped
     drawn = corpus.generate(1, {"train": 20000, "valid": 2000, "test": 2000})
     test, valid, train = ({source for source, _ in drawn[split]} for split in corpus.SPLITS)
     assert not test & valid
@@ -67,13 +67,13 @@ def test_unknown_split_or_size_is_named() -> None:
         corpus.generate(1, {"train": -1})
 
 
-def test_there_are_a_few_thousand_forms(lexicon) -> None:
+def test_there_are_more_than_a_thousand_forms(lexicon) -> None:
     drawn = corpus.generate(1, {"train": 20000, "valid": 1, "test": 1})["train"]
     english, german = ({word for pair in drawn for word in pair[at].split()} for at in (0, 1))
-    assert 2800 < len(english) < 3800 and 2800 < len(german) < 4500
+    assert 1400 < len(english) < 1700 and 1600 < len(german) < 2000
     assert {"horse", "horses", "horse's", "horses'"} < english and {"Pferd", "Pferdes"} < german
     counts = {kind: len(nouns.items) for kind, nouns in lexicon.nouns.items()}
-    assert len(counts) == 12 and sum(counts.values()) > 400 and len(lexicon.verbs.items) > 150
+    assert len(counts) == 12 and sum(counts.values()) > 200 and len(lexicon.verbs.items) > 75
     for nouns in lexicon.nouns.values():
         names = [n.english[0] for n in nouns.items]
         assert len(set(names)) == len(names)
@@ -107,15 +107,15 @@ def test_forms_of_nouns(lexicon, word: str, english: str, german: str) -> None:
         ("carry", "carry carries carried carrying", "trägt tragen trug trugen tragen"),
         ("stop", "stop stops stopped stopping", "hält halten hielt hielten halten"),
         ("wait", "wait waits waited waiting", "wartet warten wartete warteten warten"),
-        ("tie", "tie ties tied tying", "bindet binden band banden binden"),
+        ("lie", "lie lies lay lying", "liegt liegen lag lagen liegen"),
         (
-            "wander",
-            "wander wanders wandered wandering",
-            "wandert wandern wanderte wanderten wandern",
+            "glitter",
+            "glitter glitters glittered glittering",
+            "glitzert glitzern glitzerte glitzerten glitzern",
         ),
         ("see", "see sees saw seeing", "sieht sehen sah sahen sehen"),
         ("dry", "dry dries dried drying", "trocknet trocknen trocknete trockneten trocknen"),
-        ("know", "know knows knew knowing", "kennt kennen kannte kannten kennen"),
+        ("meet", "meet meets met meeting", "trifft treffen traf trafen treffen"),
         ("build", "build builds built building", "baut bauen baute bauten bauen"),
     ],
 )
@@ -161,8 +161,7 @@ def test_sentences_by_hand(lexicon) -> None:
     of_man = Phrase(horse, owner=Phrase(man, determiner="this"))
     of_anna = Phrase(horse, owner=Phrase(None, "Anna"), adjective=old, degree=1)
     oldest = Phrase(house, determiner="the", number=1, adjective=old, degree=2)
-    see, take, follow = verb(lexicon, "see"), verb(lexicon, "take"), verb(lexicon, "follow")
-    who = Phrase(man, determiner="the", relative=Clause(take, "past", False, the_man, red_coat))
+    take, follow = verb(lexicon, "take"), verb(lexicon, "follow")
     near = lexicon.prepositions[1], oldest
     today, soon = ("today", "heute"), ("soon", "bald")
     cases = [
@@ -176,9 +175,8 @@ def test_sentences_by_hand(lexicon) -> None:
         (Clause(follow, "future", False, of_anna, my_old_dog, time=soon, place=near),
          "Anna's older horse will follow my old dog near the oldest houses soon",
          "Annas älteres Pferd wird bald meinen alten Hund bei den ältesten Häusern verfolgen"),
-        (Clause(see, "present", False, who, Phrase(None, "Paul")),
-         "the man who took a red coat sees Paul",
-         "der Mann , der einen roten Mantel nahm , sieht Paul"),
+        (Clause(take, "past", False, Phrase(None, "Paul"), red_coat, manner=("often", "oft")),
+         "Paul took a red coat often", "Paul nahm einen roten Mantel oft"),
     ]  # fmt: skip
     for clause, english, german in cases:
         assert " ".join(_english(clause)) == english
@@ -189,7 +187,7 @@ def test_the_object_decides_the_translation_of_some_verbs(lexicon) -> None:
     enter = verb(lexicon, "enter")
     assert enter.forms("building")["present", 0] == "betritt"
     assert enter.forms("vehicle")["present", 0] == "besteigt"
-    assert sum(v.german != v.other for v in lexicon.verbs.items) >= 7
+    assert sum(v.german != v.other for v in lexicon.verbs.items) == 4
 
 
 def test_a_and_an(lexicon) -> None:

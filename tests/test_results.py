@@ -29,7 +29,7 @@ def test_tables_of_the_pages_agree_with_the_data(page: str) -> None:
 
 def test_a_changed_number_is_found() -> None:
     text = (ROOT / "docs" / "quality.md").read_text(encoding="utf-8")
-    for old, new in (("73.9, 76.7", "74.9, 76.7"), ("| 37.63 |", "| 38.63 |"), ("185.9", "184.9")):
+    for old, new in (("72.6, 73.4", "73.6, 73.4"), ("| 37.63 |", "| 38.63 |"), ("185.9", "184.9")):
         assert old in text
         assert len(disagreements("x", text.replace(old, new), RESULTS)) == 1, old
 

@@ -29,12 +29,12 @@ class Setting:
     """Sizes of one demo run; the defaults take less than four minutes on two cores."""
 
     seed: int = 1
-    train: int = 40000
+    train: int = 60000
     valid: int = 500
     test: int = 500
-    updates: int = 1600
-    K: int = 32
-    D: int = 16
+    updates: int = 2800
+    K: int = 8
+    D: int = 32
     model_seed: int = 1
     tables: str = "source"  # or all: one table for source, target and output
     full_start: float = 0.5  # of the full table's initial scale, chosen on valid (docs/quality.md)

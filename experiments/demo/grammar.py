@@ -48,7 +48,6 @@ class Phrase:
     count: tuple[str, str] | None = None
     adjective: Adjective | None = None
     degree: int = 0
-    relative: Clause | None = None  # a clause about the noun, which is its subject
 
     @property
     def kind(self) -> str:
@@ -78,12 +77,8 @@ class Grammar:
 
     def pair(self, dice: Dice) -> tuple[str, str]:
         """One sentence in English and in German."""
-        clauses = [self._clause(dice)]
-        if dice.chance(0.12):
-            clauses.append(self._clause(dice))
-        english = " and ".join(" ".join(_english(clause)) for clause in clauses)
-        german = " und ".join(" ".join(_german(clause)) for clause in clauses)
-        return english + " .", (german + " .").replace(", .", ".")
+        clause = self._clause(dice)
+        return " ".join([*_english(clause), "."]), " ".join([*_german(clause), "."])
 
     def _phrase(self, dice: Dice, kind: str, plain: bool = False) -> Phrase:
         words = self.lexicon
@@ -92,7 +87,7 @@ class Grammar:
         noun, number = words.nouns[kind].draw(dice), int(dice.chance(0.35))
         determiner = dice.pick(DETERMINERS)
         owner = None
-        if not plain and dice.chance(0.25):
+        if not plain and dice.chance(0.12):
             kinds = list(words.nouns)
             owner = self._phrase(dice, dice.pick(["person", *kinds]), plain=True)
         adjective = words.adjectives[kind].draw(dice) if dice.chance(0.35) else None
@@ -100,22 +95,7 @@ class Grammar:
         if degree == 2 and determiner != "the":
             degree = 1
         count = dice.pick(words.numbers) if number and not owner and dice.chance(0.25) else None
-        relative = None
-        if not plain and dice.chance(0.08):
-            relative = self._relative(dice, noun, number)
-        return Phrase(noun, "", number, determiner, owner, count, adjective, degree, relative)
-
-    def _relative(self, dice: Dice, noun: Noun, number: int) -> Clause | None:
-        verb = self.lexicon.verbs.draw(dice)
-        if noun.kind not in verb.subjects:
-            return None
-        head = Phrase(noun, number=number)
-        return Clause(
-            verb, dice.pick(("present", "past")), False, head, self._object(dice, verb, True)
-        )
-
-    def _object(self, dice: Dice, verb: Verb, plain: bool) -> Phrase | None:
-        return self._phrase(dice, dice.pick(verb.objects), plain) if verb.objects else None
+        return Phrase(noun, "", number, determiner, owner, count, adjective, degree)
 
     def _clause(self, dice: Dice) -> Clause:
         verb, tense = self.lexicon.verbs.draw(dice), dice.pick(TENSES)
@@ -129,7 +109,7 @@ class Grammar:
             tense,
             negated=dice.chance(0.12),
             subject=self._phrase(dice, dice.pick(verb.subjects)),
-            object=self._object(dice, verb, False),
+            object=self._phrase(dice, dice.pick(verb.objects)) if verb.objects else None,
             time=times.draw(dice) if dice.chance(0.3) else None,
             time_first=dice.chance(0.5),
             manner=self.lexicon.manners.draw(dice) if dice.chance(0.15) else None,
@@ -154,10 +134,6 @@ def _english_phrase(phrase: Phrase, possessive: bool = False) -> list[str]:
     words += phrase.adjective.english[phrase.degree].split() if phrase.adjective else []
     forms = phrase.noun.possessive if possessive else phrase.noun.english
     words.append(forms[phrase.number])
-    if phrase.relative is not None:
-        clause = phrase.relative
-        words += ["who" if phrase.kind == "person" else "that", *_english_verb(clause)]
-        words += _english_phrase(clause.object) if clause.object else []
     if words[0] == "a" and words[1][0] in "aeiou":
         words[0] = "an"
     return words
@@ -186,7 +162,7 @@ def _english(clause: Clause) -> list[str]:
     return words + ([] if clause.time_first else time)
 
 
-# -- German: the finite verb second, infinitives and verbs of relative clauses last ---------------
+# -- German: the finite verb second, infinitives last ----------------------------------------------
 
 
 def _german_phrase(phrase: Phrase, case: str) -> list[str]:
@@ -216,11 +192,6 @@ def _german_phrase(phrase: Phrase, case: str) -> list[str]:
     words.append(noun.german[case, many])
     if phrase.owner is not None and not owned_by_name:
         words += _german_phrase(phrase.owner, "genitive")
-    if phrase.relative is not None:
-        clause = phrase.relative
-        words += [",", _DEFINITE["nominative"][column]]
-        words += _german_phrase(clause.object, "accusative") if clause.object else []
-        words += [_german_verb(clause), ","]
     return words
 
 

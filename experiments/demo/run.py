@@ -135,7 +135,7 @@ def _print_result(rows: list[table.Row], seconds: float, out: Path) -> None:
         "Bytes of tensors in the file that translated, without optimiser state: the embedding and\n"
         "the whole model. CR: 32-bit table against codes and values, by the formula and measured;\n"
         "ratio: the model with the full table against this one.\n"
-        "One run of each model, none of them converged (docs/quality.md).\n"
+        "One run of each model: a difference of a few tenths of BLEU may be chance.\n"
         f"{int(seconds)} s. The commands are in {out / 'commands.txt'}, their output in logs/."
     )
 
