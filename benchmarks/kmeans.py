@@ -1,6 +1,6 @@
 """Product quantisation of large tables: k-means on 32,768 rows, 15 rounds, then the codes of all
 rows; CPU seconds of all threads, and the parts of one round against PyTorch.
-Usage: python benchmarks/kmeans.py [--threads N] [--part round|whole]"""
+Usage: python benchmarks/kmeans.py [--threads N] [--part round|whole|compress]"""
 
 from __future__ import annotations
 
@@ -65,9 +65,37 @@ def whole() -> list[dict[str, Any]]:
     return rows
 
 
+COMPRESS = """
+import resource, sys, time, torch
+from fairseq_dpq import compress
+n, d = map(int, sys.argv[1:])
+model = torch.nn.Sequential(torch.nn.Embedding(n, d))
+base, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+compress(model)
+print(time.process_time() - start, base * 1024)
+"""
+
+
+def compressed() -> list[dict[str, Any]]:
+    """`compress` of whole models: CPU seconds, and peak memory beyond the model's."""
+    rows = []
+    for n, d, limit in ((256_000, 640, 30.0), (1_000_000, 256, 60.0)):
+        text, peak = harness.peak_memory(COMPRESS, [str(n), str(d)])
+        seconds, base = map(float, text.split())
+        rows.append({"n": n, "d": d, "seconds": seconds, "beyond": peak - base, "limit": limit})
+    cells = []
+    for r in rows:
+        beyond = r["beyond"] / 1e9
+        held = [harness.verdict(r["seconds"], r["limit"]), harness.verdict(beyond, 0.5)]
+        cells.append([f"{r['n']:,} x {r['d']}", f"{r['seconds']:.1f}", f"{beyond:.2f}", *held])
+    header = ["table", "CPU seconds", "GB beyond the model", "limit", "limit"]
+    harness.show("compress(model), the default ratio", header, cells)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", nargs="*", default=["round", "whole"])
+    parser.add_argument("--part", nargs="*", default=["round", "whole", "compress"])
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     harness.steady()
@@ -77,7 +105,8 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     rows = one_round() if "round" in args.part else []
-    harness.write("kmeans", rows + (whole() if "whole" in args.part else []))
+    rows += whole() if "whole" in args.part else []
+    harness.write("kmeans", rows + (compressed() if "compress" in args.part else []))
 
 
 if __name__ == "__main__":
