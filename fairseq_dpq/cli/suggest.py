@@ -22,16 +22,16 @@ from fairseq_dpq.choosing_sizes import (
 )
 from fairseq_dpq.cli.common import Bars
 from fairseq_dpq.cli.text import size
-from fairseq_dpq.config import add_flags, flag, option_type
+from fairseq_dpq.config import add_flags
 from fairseq_dpq.fairseq_plugin.measuring import tables_of_command
-from fairseq_dpq.fairseq_plugin.options import flag_fields, plugin_fields
+from fairseq_dpq.fairseq_plugin.options import plugin_fields
 from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.tables import choose_tables
 from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.runs.logs import lower_is_better
 from fairseq_dpq.size_report import text_table
-from fairseq_dpq.sweeps.commands import without
+from fairseq_dpq.sweeps.grid import dpq_flags, without
 from fairseq_dpq.sweeps.results import choose_metric, read_results
 
 _SHOWN = 5
@@ -151,12 +151,11 @@ def _of_command(words: Sequence[str], args: argparse.Namespace) -> tuple[list[An
     """The tables of a training command; there are no rows yet."""
     if "train" not in Path(words[0]).name:
         raise CheckpointError(f"after --, give a fairseq-train command, not {words[0]}")
-    dpq = {flag(f.name): option_type(f) is not bool for f in flag_fields()}
     chosen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own = [f for f in plugin_fields() if f.name == "embeddings"]
     add_flags(chosen, own, embeddings=args.embeddings)
     embeddings = chosen.parse_known_args(words[1:])[0].embeddings
-    return list(tables_of_command(without(words[1:], dpq), embeddings)), []
+    return list(tables_of_command(without(words[1:], dpq_flags()), embeddings)), []
 
 
 def _scores(folder: Path) -> dict[tuple[int, int, bool], tuple[float, str]]:

@@ -10,7 +10,6 @@ from typing import Any, Callable, Sequence
 
 from fairseq_dpq.figures import style
 from fairseq_dpq.runs.logs import lower_is_better
-from fairseq_dpq.sweeps.grid import FULL
 from fairseq_dpq.sweeps.results import Result, front
 
 _CELL, _EDGE = 0.62, 1.0  # inches of a cell, and of labels around a panel
@@ -49,7 +48,7 @@ def matrix(
 
 def extra_time(results: Sequence[Result]) -> Value:
     """How much longer an update takes than with the full table, in percent."""
-    full = next((r.seconds_per_update() for r in results if r.point == FULL), None)
+    full = next((r.seconds_per_update() for r in results if r.method is None), None)
 
     def value(r: Result) -> float | None:
         own = r.seconds_per_update()
@@ -61,7 +60,7 @@ def extra_time(results: Sequence[Result]) -> Value:
 def extra_memory(results: Sequence[Result]) -> Value:
     """Peak memory above that of the full table, in megabytes: of the GPU where there is one, else
     of the process."""
-    full = next((r for r in results if r.point == FULL and r.done), None)
+    full = next((r for r in results if r.method is None and r.done), None)
 
     def value(r: Result) -> float | None:
         if full is None:
@@ -217,7 +216,7 @@ def score_against_bytes(results: Sequence[Result], metric: str, stem: Path) -> l
                 color=style.LIGHT.ink,
             )
         scores = [r.scores[metric] for r in able]
-        full = next((r for r in results if r.point == FULL and metric in r.scores), None)
+        full = next((r for r in results if r.method is None and metric in r.scores), None)
         if full is not None:
             scores.append(full.scores[metric])
             text = "full table"

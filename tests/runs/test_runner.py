@@ -84,6 +84,23 @@ def test_finish_may_refuse(tmp_path: Path) -> None:
     assert (result["status"], result["error"]) == ("failed", "no score")
 
 
+def test_progress_is_that_of_the_log_and_of_what_is_done(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    """One of two jobs is done, the other at update 5 of 10."""
+    monkeypatch.setattr(module, "_LOOK", 0)
+    first = job(tmp_path, step("a", "pass"))
+    Runner([first]).run()
+    log = '| x | {\'max_update\': 10}\n| train_inner | {"num_updates": "5", "loss": "2"}'
+    second = job(
+        tmp_path, step("b", f"import time; print({log!r}, flush=True); time.sleep(1)"), name="two"
+    )
+    Runner([first, second], every=0.1).run()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "loss 2" in line]
+    assert lines[-1].startswith("2 runs:  75%") and "; two:  50%" in lines[-1]
+    assert "so far, about " in lines[-1]
+
+
 def test_cpu_time_is_that_of_the_command(tmp_path: Path) -> None:
     busy = "import time\nwhile time.process_time() < 0.5: pass"
     jobs = [job(tmp_path, step("a", busy)), job(tmp_path, step("a", "pass"), name="two")]
