@@ -11,9 +11,11 @@ from typing import Sequence
 
 from fairseq_dpq.cli.common import Bars, add_common, run
 from fairseq_dpq.files.errors import CheckpointError, printable
+from fairseq_dpq.report.build import build_report
 from fairseq_dpq.report.curves import read_curves
 from fairseq_dpq.report.models import join_compact, load_model, short_names
-from fairseq_dpq.report.write import PAGE, check_folder, write_report
+from fairseq_dpq.report.page import PAGE, check_folder, write_report
+from fairseq_dpq.report.search import search_data
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -66,7 +68,7 @@ def report(args: argparse.Namespace) -> None:
         given.insert(0, args.full)
     names, paths = _named(given)
     check_folder(out, paths, args.force)
-    dictionaries = dict(_table_and_file(text) for text in args.dict)
+    dictionaries = dict(_dictionary(text) for text in args.dict)
     curves = {name: read_curves(path) for name, path in zip(*_named(args.log))}
     bars = Bars()
     models = [
@@ -77,17 +79,17 @@ def report(args: argparse.Namespace) -> None:
         raise CheckpointError(
             f"--full {args.full} is a {reference.kind} checkpoint, not a full one"
         )
-    facts = write_report(
-        join_compact(models),
-        out,
-        title=args.title,
+    models = join_compact(models)
+    facts = build_report(
+        models,
         words=args.words,
         reference=reference,
         curves=curves,
         neighbours=args.neighbours,
         progress=bars,
-        force=args.force,
     )
+    search = search_data(models, args.neighbours, bars)
+    write_report(facts, search, out, args.title, args.force)
     bars.close()
     if args.json:
         print(json.dumps(facts, indent=1))
@@ -97,34 +99,33 @@ def report(args: argparse.Namespace) -> None:
     print(printable(out / PAGE))
 
 
+def _split(text: str) -> tuple[str, Path]:
+    """Name and path of NAME=PATH or PATH, where such a path may contain an equals sign."""
+    name, equals, rest = text.partition("=")
+    named = bool(equals and name) and not os.path.exists(text)
+    return (name, Path(rest)) if named else ("", Path(text))
+
+
 def _named(given: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """Names and paths of NAME=PATH or PATH, where such a path may contain an equals sign."""
-    titles, paths = [], []
-    for text in given:
-        title, equals, rest = text.partition("=")
-        named = bool(equals and title) and not os.path.exists(text)
-        titles.append(title if named else "")
-        paths.append(Path(rest if named else text))
-    unnamed = short_names([path for path, title in zip(paths, titles) if not title])
-    rest_names = iter(unnamed)
-    names = [title or next(rest_names) for title in titles]
+    """Names and paths; where no name is given, a short one."""
+    pairs = [_split(text) for text in given]
+    short = iter(short_names([path for name, path in pairs if not name]))
+    names = [name or next(short) for name, _ in pairs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise CheckpointError(f"{twice} is there twice; give names that differ: NAME=PATH")
-    return names, paths
+    return names, [path for _, path in pairs]
 
 
-def _table_and_file(text: str) -> tuple[str, Path]:
-    """The key of a dictionary: its table, or none."""
-    table, equals, file = text.partition("=")
-    named = bool(equals) and not os.path.exists(text)
-    path = Path(file if named else text)
+def _dictionary(text: str) -> tuple[str, Path]:
+    """A dictionary's table, or none, and its file."""
+    table, path = _split(text)
     try:
         path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise CheckpointError(f"--dict {text}: cannot be read: {reason}") from error
-    return table if named else "", path
+    return table, path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,10 +133,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(get_parser(), report, argv)
 
 
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
-
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

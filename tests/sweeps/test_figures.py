@@ -107,4 +107,3 @@ def test_brighter_is_better(tmp_path: Path) -> None:
 def test_nothing_to_draw(tmp_path: Path) -> None:
     failed = [Result("sx-2-4", "sx", 2, 4, status="failed")]
     assert figures.draw_all(failed, "ppl", tmp_path) == []
-    assert figures.short_bytes(2500) == "2.5 kB" and figures.short_bytes(3e6) == "3 MB"
