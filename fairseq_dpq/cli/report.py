@@ -12,10 +12,10 @@ from typing import Sequence
 from fairseq_dpq.cli.common import Bars, add_common, run
 from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.report.build import build_report
-from fairseq_dpq.report.curves import read_curves
 from fairseq_dpq.report.models import join_compact, load_model, short_names
 from fairseq_dpq.report.page import PAGE, check_folder, write_report
 from fairseq_dpq.report.search import search_data
+from fairseq_dpq.runs.logs import read_curves
 
 
 def get_parser() -> argparse.ArgumentParser:

@@ -7,10 +7,10 @@ from typing import Any, Sequence
 
 from fairseq_dpq.files.checkpoint import Progress
 from fairseq_dpq.forms.base import Parts
-from fairseq_dpq.report.curves import Curves
 from fairseq_dpq.report.models import Model, TableView, silent, whole_model
 from fairseq_dpq.report.numbers import code_change, code_use, query_distances, shared_codes
 from fairseq_dpq.report.words import chosen_words, missing_words, word_facts
+from fairseq_dpq.runs.logs import Curves
 from fairseq_dpq.training.codes import code_counts
 from fairseq_dpq.version import __version__
 

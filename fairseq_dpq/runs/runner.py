@@ -89,15 +89,18 @@ class Job:
 
 @dataclass
 class _Running:
-    """A job that is going on. Closing `pipe` ends its command."""
+    """A job that is going on. Closing its standard input ends its command."""
 
     job: Job
     slot: int
     environment: dict[str, str]
     facts: list[Facts]  # of the steps that are done
     process: subprocess.Popen[bytes]
-    pipe: int
     log: RunLog
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
     @property
     def step(self) -> Step:
@@ -219,7 +222,7 @@ class Runner:
         finally:
             progress.close(len(self.results))
             for run in running:
-                os.close(run.pipe)
+                run.close()
             for run in running:
                 run.process.wait()
         return self.results
@@ -243,50 +246,41 @@ class Runner:
 
     def _popen(
         self, job: Job, step: Step, environment: dict[str, str]
-    ) -> tuple[subprocess.Popen[bytes], int, RunLog]:
+    ) -> tuple[subprocess.Popen[bytes], RunLog]:
         for path in () if step.resumes else step.fresh:
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
-                missing_ok=True
-            )
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         (job.folder / "usage.json").unlink(missing_ok=True)
         log = RunLog(job.folder / f"{step.name}.log")
-        if step.resumes:
-            log.read()
-        read, write = os.pipe()
         words = [find_program(step.words[0]), *step.words[1:]]
-        try:
-            with contextlib.ExitStack() as files:
-                said = files.enter_context(open(log.path, "ab" if step.resumes else "wb"))
-                out = said
-                if step.json:
-                    out = files.enter_context(open(job.folder / f"{step.name}.json", "wb"))
-                if step.resumes:
-                    said.write(f"{ATTEMPT} {log.attempts + 1}\n".encode())
-                    said.flush()
-                process = subprocess.Popen(
-                    [sys.executable, "-I", str(_GUARD), str(job.folder.absolute()), *words],
-                    stdin=read,
-                    stdout=out,
-                    stderr=said,
-                    cwd=step.cwd,
-                    env={**os.environ, **environment, **step.environment},
-                    start_new_session=True,  # a group of its own, which the guard may kill
-                )
-        except BaseException:
-            os.close(write)
-            raise
-        finally:
-            os.close(read)
-        return process, write, log
+        with contextlib.ExitStack() as files:
+            said = out = files.enter_context(open(log.path, "ab" if step.resumes else "wb"))
+            if step.json:
+                out = files.enter_context(open(job.folder / f"{step.name}.json", "wb"))
+            if step.resumes:
+                said.write(f"{ATTEMPT} {log.read().attempts + 1}\n".encode())
+                said.flush()
+            process = subprocess.Popen(
+                [sys.executable, "-I", str(_GUARD), str(job.folder.absolute()), *words],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=said,
+                cwd=step.cwd,
+                env={**os.environ, **environment, **step.environment},
+                start_new_session=True,  # a group of its own, which the guard may kill
+            )
+        return process, log
 
     def _next_step(self, run: _Running) -> bool:
         """A command has ended: record it and start the next one; False if the job has ended."""
-        os.close(run.pipe)
+        run.close()
         run.log.read()
         job, step, code = run.job, run.step, run.process.returncode
         if code != 0:
             said = run.log.last_line() or "no output"
-            self._end(run, FAILED, {"error": f"{step.name}: exit code {code}: {said}"})
+            self._write(run, FAILED, {"error": f"{step.name}: exit code {code}: {said}"})
             return False
         usage = read_json(job.folder / "usage.json") or {}
         facts = {"name": step.name, "command": str(step), "attempts": max(run.log.attempts, 1)}
@@ -294,21 +288,19 @@ class Runner:
         run.facts.append(facts)
         if len(run.facts) < len(job.steps):
             self._write(run, RUNNING, {})
-            run.process, run.pipe, run.log = self._popen(job, run.step, run.environment)
+            run.process, run.log = self._popen(job, run.step, run.environment)
             return True
         try:
-            self._end(run, DONE, job.finish(job, run.facts))
+            self._write(run, DONE, job.finish(job, run.facts))
         except RunsError as error:
-            self._end(run, FAILED, {"error": str(error)})
+            self._write(run, FAILED, {"error": str(error)})
         return False
 
-    def _end(self, run: _Running, status: str, facts: Facts) -> None:
-        self.results[run.job.name] = self._write(run, status, facts)
-
-    def _write(self, run: _Running, status: str, facts: Facts) -> Facts:
+    def _write(self, run: _Running, status: str, facts: Facts) -> None:
         result = {"name": run.job.name, "status": status, "error": "", **facts, "steps": run.facts}
         write_json(run.job.folder / RESULT, result)
-        return result
+        if status != RUNNING:
+            self.results[run.job.name] = result
 
 
 def find_program(name: str) -> str:
