@@ -134,10 +134,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(get_parser(), classify, argv)
 
 
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
-
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, Iterator, Sequence
 
 from tqdm import tqdm
 
-from fairseq_dpq.files.errors import printable
+from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.runs.folder import RunsError, read_json, write_json
 from fairseq_dpq.runs.logs import ATTEMPT, RunLog
 
@@ -57,7 +57,8 @@ class Job:
     """Commands in order, and what their result is.
 
     `finish` gets the job and the facts of its steps, and returns what result.json holds besides. If
-    it raises RunsError, the job has failed. `after` names jobs that must be done before.
+    it raises RunsError or CheckpointError, the job has failed. `after` names jobs that must be done
+    before.
     """
 
     name: str
@@ -292,7 +293,7 @@ class Runner:
             return True
         try:
             self._write(run, DONE, job.finish(job, run.facts))
-        except RunsError as error:
+        except (RunsError, CheckpointError) as error:
             self._write(run, FAILED, {"error": str(error)})
         return False
 

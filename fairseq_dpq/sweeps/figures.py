@@ -4,8 +4,11 @@ front of score against bytes, and the extra cost of training (figure 4)."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, List, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy
 
 from fairseq_dpq.figures import style
 from fairseq_dpq.runs.logs import lower_is_better
@@ -14,9 +17,6 @@ from fairseq_dpq.sweeps.results import Result, front
 _CELL, _EDGE = 0.62, 1.0  # inches of a cell, and of labels around a panel
 _APART = 0.11  # labels of the front are at least this share of the axis apart
 _MARKERS = "osD^v"
-
-Value = Callable[[Result], "float | None"]
-Matrix = List[List[float]]  # rows by K, columns by D; NaN where there is no result
 
 
 def axes_of(results: Sequence[Result]) -> tuple[list[int], list[int]]:
@@ -30,46 +30,39 @@ def variants(results: Sequence[Result]) -> list[tuple[str, bool]]:
     return list(dict.fromkeys((r.method, r.shared) for r in results if r.method))
 
 
-def matrix(results: Sequence[Result], method: str | None, shared: bool, value: Value) -> Matrix:
-    """A value of each run. Without a method the first run at each place counts, whatever its
-    method."""
+def matrix(
+    results: Sequence[Result],
+    method: str | None,
+    shared: bool,
+    value: Callable[[Result], float | None],
+) -> numpy.ndarray:
+    """A value of each run, rows by K, columns by D; NaN where there is no result. Without a method
+    the first run at each place counts, whatever its method."""
     Ks, Ds = axes_of(results)
-    out = [[math.nan] * len(Ds) for _ in Ks]
+    out = numpy.full((len(Ks), len(Ds)), math.nan)
     for r in results:
         mine = r.method == method if method else r.method
         if mine and r.shared == shared and r.done:
-            row, column, found = Ks.index(r.K), Ds.index(r.D), value(r)
-            if found is not None and math.isnan(out[row][column]):
-                out[row][column] = found
+            place, found = (Ks.index(r.K), Ds.index(r.D)), value(r)
+            if found is not None and math.isnan(out[place]):
+                out[place] = found
     return out
 
 
-def extra_time(results: Sequence[Result]) -> Value:
+def extra_time(r: Result, full: Result) -> float | None:
     """How much longer an update takes than with the full table, in percent."""
-    full = next((r.seconds_per_update() for r in results if r.method is None), None)
-
-    def value(r: Result) -> float | None:
-        own = r.seconds_per_update()
-        return None if full is None or own is None else 100 * (own / full - 1)
-
-    return value
+    own, other = r.seconds_per_update(), full.seconds_per_update()
+    return None if own is None or other is None else 100 * (own / other - 1)
 
 
-def extra_memory(results: Sequence[Result]) -> Value:
+def extra_memory(r: Result, full: Result) -> float | None:
     """Peak memory above that of the full table, in megabytes: of the GPU where there is one, else
     of the process."""
-    full = next((r for r in results if r.method is None and r.done), None)
-
-    def value(r: Result) -> float | None:
-        if full is None:
-            return None
-        if r.gpu_gb_free is not None and full.gpu_gb_free is not None:
-            return 1024 * (full.gpu_gb_free - r.gpu_gb_free)
-        if r.peak_bytes is None or full.peak_bytes is None:
-            return None
-        return (r.peak_bytes - full.peak_bytes) / 1e6
-
-    return value
+    if r.gpu_gb_free is not None and full.gpu_gb_free is not None:
+        return 1024 * (full.gpu_gb_free - r.gpu_gb_free)
+    if r.peak_bytes is None or full.peak_bytes is None:
+        return None
+    return (r.peak_bytes - full.peak_bytes) / 1e6
 
 
 def title(method: str, shared: bool) -> str:
@@ -92,7 +85,7 @@ class Panel(NamedTuple):
     """One heat-map."""
 
     title: str
-    values: Matrix
+    values: numpy.ndarray
     text: Callable[[float], str] = short
     low: bool = False  # whether low values are the better ones, at the bright end of the scale
     log: bool = False  # whether colours are by the logarithm
@@ -111,7 +104,7 @@ def draw_all(results: Sequence[Result], metric: str, out: Path) -> list[Path]:
 def _draw(results: Sequence[Result], stem: Path, panels: list[list[Panel]]) -> list[Path]:
     """Heat-maps in rows."""
     Ks, Ds = axes_of(results)
-    if all(math.isnan(x) for row in panels for panel in row for line in panel.values for x in line):
+    if all(numpy.isnan(panel.values).all() for row in panels for panel in row):
         return []
     columns = max(map(len, panels))
     size = columns * (_CELL * len(Ds) + _EDGE), len(panels) * (_CELL * 0.8 * len(Ks) + _EDGE)
@@ -130,12 +123,11 @@ def _draw(results: Sequence[Result], stem: Path, panels: list[list[Panel]]) -> l
 
 
 def _heat_map(axes: Any, panel: Panel) -> None:
-    scale = math.log if panel.log else float
-    shown = [[scale(x) for x in line] for line in panel.values]
+    shown = numpy.log(panel.values) if panel.log else panel.values
     texts = [["" if math.isnan(x) else panel.text(x) for x in line] for line in panel.values]
-    known = [x for line in shown for x in line if not math.isnan(x)] or [0]
-    colours = style.HEAT + ("_r" if panel.low else "")
-    style.heat_map(axes, shown, texts, cmap=colours, vmin=min(known), vmax=max(known))
+    known = shown[~numpy.isnan(shown)]
+    limits = {"vmin": known.min(), "vmax": known.max()} if known.size else {}
+    style.heat_map(axes, shown, texts, cmap=style.HEAT + ("_r" if panel.low else ""), **limits)
     axes.set_title(panel.title)
 
 
@@ -159,19 +151,17 @@ def heat_maps(results: Sequence[Result], metric: str, stem: Path) -> list[Path]:
 
 def cost(results: Sequence[Result], stem: Path) -> list[Path]:
     """Time and memory above those of the full table."""
-    values = {"extra time, %": extra_time(results), "extra memory, MB": extra_memory(results)}
-    panels = [
-        [
-            Panel(
-                f"{title(*variant)}: {what}",
-                matrix(results, *variant, value),
-                lambda x: f"{x:+.0f}",
-                low=True,
-            )
-            for variant in variants(results)
-        ]
-        for what, value in values.items()
-    ]
+    full = next((r for r in results if r.method is None and r.done), None)
+    if full is None:
+        return []
+    panels = []
+    for what, extra in (("extra time, %", extra_time), ("extra memory, MB", extra_memory)):
+        row = []
+        for variant in variants(results):
+            values = matrix(results, *variant, partial(extra, full=full))
+            name = f"{title(*variant)}: {what}"
+            row.append(Panel(name, values, lambda x: f"{x:+.0f}", low=True))
+        panels.append(row)
     return _draw(results, stem, panels)
 
 
@@ -186,9 +176,8 @@ def score_against_bytes(results: Sequence[Result], metric: str, stem: Path) -> l
         axes = figure.subplots()
 
         def plot(runs: Sequence[Result], marker: str, **look: Any) -> None:
-            axes.plot(
-                [r.bytes or 0 for r in runs], [r.scores[metric] for r in runs], marker, **look
-            )
+            scores = [r.scores[metric] for r in runs]
+            axes.plot([r.bytes or 0 for r in runs], scores, marker, **look)
 
         for number, variant in enumerate(variants(results)):
             mine = [r for r in able if (r.method, r.shared) == variant]

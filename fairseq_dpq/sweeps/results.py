@@ -9,7 +9,6 @@ from typing import Any, Iterable, Sequence
 
 from fairseq_dpq.choosing_sizes import compact_bytes
 from fairseq_dpq.files.checkpoint import Checkpoint
-from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.runs.logs import RunLog, lower_is_better
 from fairseq_dpq.runs.runner import Facts, Job
@@ -77,16 +76,17 @@ def finish(point: Point, job: Job, steps: list[Facts]) -> Facts:
     log = RunLog(job.folder / "train.log").read()
     if not log.valid:
         raise RunsError("it ended without a validation")
-    try:
-        sizes, warmup = measure(job.folder / CHECKPOINTS)
-    except CheckpointError as error:
-        raise RunsError(str(error)) from error
+    sizes, warmup = measure(job.folder / CHECKPOINTS)
     usage = {key: steps[0][key] for key in ("seconds", "cpu_seconds", "peak_bytes", "attempts")}
     return {
         **asdict(point),
+        **usage,
+        **sizes,
         # During the warm-up a validation is one of a full table.
-        **{"scores": log.best(after=warmup), "updates": log.updates, "command": job.commands()[0]},
-        **{"gpu_gb_free": log.gpu_gb_free, **usage, **sizes},
+        "scores": log.best(after=warmup),
+        "updates": log.updates,
+        "gpu_gb_free": log.gpu_gb_free,
+        "command": steps[0]["command"],
     }
 
 
