@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Sequence
 
 from fairseq_dpq.cli.common import Bars, add_common, run
 from fairseq_dpq.files.errors import CheckpointError, printable
@@ -25,35 +25,29 @@ def get_parser() -> argparse.ArgumentParser:
         description="Write DIR/report.html, which needs no network, with the same figures as PNG "
         "and SVG and the numbers as JSON: sizes, use of codes, neighbours, codes of words, curves.",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "checkpoints",
         nargs="+",
         metavar="CKPT",
         help="training, compact and full checkpoints and exported tables; NAME=CKPT gives a name. "
         "A training checkpoint followed by the compact file made of it is one model",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the report")
-    parser.add_argument("--full", metavar="CKPT", help="full checkpoint to compare neighbours with")
-    parser.add_argument(
+    add("--out", required=True, metavar="DIR", help="folder of the report")
+    add("--full", metavar="CKPT", help="full checkpoint to compare neighbours with")
+    several: Any = {"action": "append", "default": []}
+    add(
         "--dict",
-        action="append",
-        default=[],
         metavar="[TABLE=]FILE",
         help="fairseq dictionary, of one table or of all (default: that of each checkpoint's data)",
+        **several,
     )
-    parser.add_argument(
-        "--words", nargs="+", default=[], metavar="WORD", help="symbols to show (default: a few)"
-    )
-    parser.add_argument(
-        "--log",
-        action="append",
-        default=[],
-        metavar="[NAME=]PATH",
-        help="training log of fairseq, or TensorBoard folder; may be repeated",
-    )
-    parser.add_argument("--neighbours", type=int, default=10, help="how many (default 10)")
-    parser.add_argument("--title", default="DPQ report", help="title of the page")
-    parser.add_argument("--force", action="store_true", help="replace a report that exists")
+    add("--words", nargs="+", default=[], metavar="WORD", help="symbols to show (default: a few)")
+    log = "training log of fairseq, or TensorBoard folder; may be repeated"
+    add("--log", metavar="[NAME=]PATH", help=log, **several)
+    add("--neighbours", type=int, default=10, help="how many (default 10)")
+    add("--title", default="DPQ report", help="title of the page")
+    add("--force", action="store_true", help="replace a report that exists")
     add_common(parser)
     return parser
 

@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Sequence
+from typing import Any, Callable, Dict, Sequence
 
 from tqdm import tqdm
 
@@ -312,33 +312,23 @@ def find_program(name: str) -> str:
     return str(beside) if beside.exists() else shutil.which(name) or name
 
 
-class Stopped(BaseException):
-    """A signal asked the program to end."""
-
-
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the program as Ctrl-C does."""
+def run_command(prog: str, work: Callable[[], int], again: str) -> int:
+    """Do the work of a command; errors become one line and an exit code: 2 for bad input. SIGTERM
+    and SIGHUP end it as Ctrl-C does."""
 
     def stop(number: int, frame: Any) -> None:
-        raise Stopped(number)
+        raise KeyboardInterrupt(number)
 
-    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    old = {number: signal.signal(number, stop) for number in signals}
     try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-
-def run_command(prog: str, work: Callable[[], int], again: str) -> int:
-    """Do the work of a command; errors become one line and an exit code: 2 for bad input."""
-    try:
-        with _stopped_by_signals():
-            return work()
+        return work()
     except (RunsError, OSError) as error:
         print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, Stopped) as stop:
+    except KeyboardInterrupt as stopped:
         print(f"\n{prog}: stopped; go on with: {printable(again)}", file=sys.stderr)
-        return 130 if isinstance(stop, KeyboardInterrupt) else 128 + int(stop.args[0])
+        return 128 + int((stopped.args or (signal.SIGINT,))[0])
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
