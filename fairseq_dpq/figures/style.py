@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
 
+from fairseq_dpq.files.errors import CheckpointError
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -46,7 +48,7 @@ DARK = Palette(
 ON_DARK_CELL, ON_LIGHT_CELL = "#fdfdfd", "#101010"
 
 
-class FiguresUnavailable(Exception):
+class FiguresUnavailable(CheckpointError):
     """matplotlib is not installed; the text is for the user."""
 
 

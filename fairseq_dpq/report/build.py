@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.files.checkpoint import Progress
 from fairseq_dpq.forms.base import Parts
-from fairseq_dpq.report.models import Model, TableView, silent, whole_model
+from fairseq_dpq.report.models import Model, Progress, TableView, silent, whole_model
 from fairseq_dpq.report.numbers import code_change, code_use, query_distances, shared_codes
 from fairseq_dpq.report.words import chosen_words, missing_words, word_facts
 from fairseq_dpq.runs.logs import Curves

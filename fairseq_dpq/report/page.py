@@ -22,7 +22,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, Undefined
 from markupsafe import Markup
 
-from fairseq_dpq.figures.style import FiguresUnavailable, human, require_matplotlib, series_color
+from fairseq_dpq.figures.style import human, require_matplotlib, series_color
 from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.files.writer import check_target, write_whole
 from fairseq_dpq.report.drawing import Drawn, draw_figures
@@ -45,10 +45,7 @@ _SECTIONS = {
 
 def check_folder(out: Path, inputs: list[Path], force: bool) -> None:
     """Refuse before any work: no matplotlib, a file in the way, a report that is there."""
-    try:
-        require_matplotlib()
-    except FiguresUnavailable as error:
-        raise CheckpointError(str(error)) from error
+    require_matplotlib()
     if out.exists() and not out.is_dir():
         raise CheckpointError(f"--out {out} is a file; give a folder")
     if not out.parent.is_dir():

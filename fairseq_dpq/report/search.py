@@ -8,11 +8,10 @@ from typing import Any, Sequence
 
 import numpy
 
-from fairseq_dpq.files.checkpoint import Progress
 from fairseq_dpq.files.errors import printable
 from fairseq_dpq.forms.base import Parts
 from fairseq_dpq.forms.packing import code_bits, pack_codes, row_bytes
-from fairseq_dpq.report.models import Model, TableView, silent
+from fairseq_dpq.report.models import Model, Progress, TableView, silent
 from fairseq_dpq.report.words import nearest
 
 LIMIT = 100_000  # symbols of a table that can be searched

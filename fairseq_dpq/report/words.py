@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_dpq.files.checkpoint import Progress
 from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.report.models import Model, TableView, silent
+from fairseq_dpq.report.models import Model, Progress, TableView, silent
 
 CHOSEN = 8  # symbols, if none are given
 _ROWS = 1 << 13  # rows compared at once

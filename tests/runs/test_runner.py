@@ -71,9 +71,18 @@ def test_another_command_is_run_and_leftovers_are_removed(tmp_path: Path) -> Non
     one = job(tmp_path, step("a", trace(tmp_path, "a"), fresh=(left,)))
     Runner([one]).run()
     assert not left.exists()
-    (tmp_path / "one" / "result.json").write_text("{")  # damaged: not done
+    (tmp_path / "one" / "result.json").unlink()
     Runner([job(tmp_path, step("a", trace(tmp_path, "b")))]).run()
     assert (tmp_path / "trace").read_text() == "ab"
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[]", b'{"status": "done"}'])
+def test_a_damaged_result_counts_as_not_done(tmp_path: Path, text: bytes) -> None:
+    one = job(tmp_path, step("a", trace(tmp_path, "a"), resumes=True))
+    Runner([one]).run()
+    (tmp_path / "one" / "result.json").write_bytes(text)
+    assert Runner([one]).run()["one"]["steps"][0]["attempts"] == 2
+    assert (tmp_path / "trace").read_text() == "aa"
 
 
 def test_finish_may_refuse(tmp_path: Path) -> None:
