@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.cli.common import Bars, add_common, run
+from fairseq_dpq.cli.common import Bars, add_common, tool
 from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.report.build import build_report
 from fairseq_dpq.report.models import join_compact, load_model, short_names
@@ -122,10 +122,7 @@ def _dictionary(text: str) -> tuple[str, Path]:
     return table, path
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; the exit code."""
-    return run(get_parser(), report, argv)
-
+main = tool(get_parser, report)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
-from fairseq_dpq.cli.common import run
+from fairseq_dpq.cli.common import tool
 from fairseq_dpq.files.data import load_model
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.writer import check_target, write_whole
@@ -112,10 +112,7 @@ def _write(path: Path, content: Any, force: bool) -> None:
     write_whole(path, lambda file: file.write(text.encode("utf-8")), None, force)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
-    return run(get_parser(), answer, argv)
-
+main = tool(get_parser, answer)
 
 if __name__ == "__main__":
     sys.exit(main())
