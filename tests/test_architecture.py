@@ -21,7 +21,6 @@ MAY_IMPORT_FAIRSEQ = {
     "files.data",  # fairseq's own readers of dictionaries, data and models
     "files.preparing",  # configs of old checkpoints are upgraded by fairseq's own code
     "cli.hydra_train",  # runs fairseq-hydra-train
-    "sweeps.commands",  # parses one command of the grid before anything runs
 }
 TOOLS = ("cli", "report", "sweeps")
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Callable, Iterator, Sequence
 
 import torch
 
-from fairseq_dpq.cli.common import run
+from fairseq_dpq.cli.common import tool
 from fairseq_dpq.files.data import load_model
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.writer import check_target, write_whole
@@ -129,15 +129,7 @@ def classify(args: argparse.Namespace) -> None:
         sys.stdout.flush()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; the exit code."""
-    return run(get_parser(), classify, argv)
-
-
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
+main = tool(get_parser, classify)
 
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

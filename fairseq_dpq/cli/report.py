@@ -7,13 +7,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Sequence
 
-from fairseq_dpq.cli.common import Bars, add_common, run
+from fairseq_dpq.cli.common import Bars, add_common, tool
 from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.report.curves import read_curves
+from fairseq_dpq.report.build import build_report
 from fairseq_dpq.report.models import join_compact, load_model, short_names
-from fairseq_dpq.report.write import PAGE, check_folder, write_report
+from fairseq_dpq.report.page import PAGE, check_folder, write_report
+from fairseq_dpq.report.search import search_data
+from fairseq_dpq.runs.logs import read_curves
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -23,35 +25,29 @@ def get_parser() -> argparse.ArgumentParser:
         description="Write DIR/report.html, which needs no network, with the same figures as PNG "
         "and SVG and the numbers as JSON: sizes, use of codes, neighbours, codes of words, curves.",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "checkpoints",
         nargs="+",
         metavar="CKPT",
         help="training, compact and full checkpoints and exported tables; NAME=CKPT gives a name. "
         "A training checkpoint followed by the compact file made of it is one model",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the report")
-    parser.add_argument("--full", metavar="CKPT", help="full checkpoint to compare neighbours with")
-    parser.add_argument(
+    add("--out", required=True, metavar="DIR", help="folder of the report")
+    add("--full", metavar="CKPT", help="full checkpoint to compare neighbours with")
+    several: Any = {"action": "append", "default": []}
+    add(
         "--dict",
-        action="append",
-        default=[],
         metavar="[TABLE=]FILE",
         help="fairseq dictionary, of one table or of all (default: that of each checkpoint's data)",
+        **several,
     )
-    parser.add_argument(
-        "--words", nargs="+", default=[], metavar="WORD", help="symbols to show (default: a few)"
-    )
-    parser.add_argument(
-        "--log",
-        action="append",
-        default=[],
-        metavar="[NAME=]PATH",
-        help="training log of fairseq, or TensorBoard folder; may be repeated",
-    )
-    parser.add_argument("--neighbours", type=int, default=10, help="how many (default 10)")
-    parser.add_argument("--title", default="DPQ report", help="title of the page")
-    parser.add_argument("--force", action="store_true", help="replace a report that exists")
+    add("--words", nargs="+", default=[], metavar="WORD", help="symbols to show (default: a few)")
+    log = "training log of fairseq, or TensorBoard folder; may be repeated"
+    add("--log", metavar="[NAME=]PATH", help=log, **several)
+    add("--neighbours", type=int, default=10, help="how many (default 10)")
+    add("--title", default="DPQ report", help="title of the page")
+    add("--force", action="store_true", help="replace a report that exists")
     add_common(parser)
     return parser
 
@@ -66,7 +62,7 @@ def report(args: argparse.Namespace) -> None:
         given.insert(0, args.full)
     names, paths = _named(given)
     check_folder(out, paths, args.force)
-    dictionaries = dict(_table_and_file(text) for text in args.dict)
+    dictionaries = dict(_dictionary(text) for text in args.dict)
     curves = {name: read_curves(path) for name, path in zip(*_named(args.log))}
     bars = Bars()
     models = [
@@ -77,17 +73,17 @@ def report(args: argparse.Namespace) -> None:
         raise CheckpointError(
             f"--full {args.full} is a {reference.kind} checkpoint, not a full one"
         )
-    facts = write_report(
-        join_compact(models),
-        out,
-        title=args.title,
+    models = join_compact(models)
+    facts = build_report(
+        models,
         words=args.words,
         reference=reference,
         curves=curves,
         neighbours=args.neighbours,
         progress=bars,
-        force=args.force,
     )
+    search = search_data(models, args.neighbours, bars)
+    write_report(facts, search, out, args.title, args.force)
     bars.close()
     if args.json:
         print(json.dumps(facts, indent=1))
@@ -97,45 +93,36 @@ def report(args: argparse.Namespace) -> None:
     print(printable(out / PAGE))
 
 
+def _split(text: str) -> tuple[str, Path]:
+    """Name and path of NAME=PATH or PATH, where such a path may contain an equals sign."""
+    name, equals, rest = text.partition("=")
+    named = bool(equals and name) and not os.path.exists(text)
+    return (name, Path(rest)) if named else ("", Path(text))
+
+
 def _named(given: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """Names and paths of NAME=PATH or PATH, where such a path may contain an equals sign."""
-    titles, paths = [], []
-    for text in given:
-        title, equals, rest = text.partition("=")
-        named = bool(equals and title) and not os.path.exists(text)
-        titles.append(title if named else "")
-        paths.append(Path(rest if named else text))
-    unnamed = short_names([path for path, title in zip(paths, titles) if not title])
-    rest_names = iter(unnamed)
-    names = [title or next(rest_names) for title in titles]
+    """Names and paths; where no name is given, a short one."""
+    pairs = [_split(text) for text in given]
+    short = iter(short_names([path for name, path in pairs if not name]))
+    names = [name or next(short) for name, _ in pairs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise CheckpointError(f"{twice} is there twice; give names that differ: NAME=PATH")
-    return names, paths
+    return names, [path for _, path in pairs]
 
 
-def _table_and_file(text: str) -> tuple[str, Path]:
-    """The key of a dictionary: its table, or none."""
-    table, equals, file = text.partition("=")
-    named = bool(equals) and not os.path.exists(text)
-    path = Path(file if named else text)
+def _dictionary(text: str) -> tuple[str, Path]:
+    """A dictionary's table, or none, and its file."""
+    table, path = _split(text)
     try:
         path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise CheckpointError(f"--dict {text}: cannot be read: {reason}") from error
-    return table if named else "", path
+    return table, path
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; the exit code."""
-    return run(get_parser(), report, argv)
-
-
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
+main = tool(get_parser, report)
 
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO, Sequence
+from typing import Any
 
-from fairseq_dpq.cli.common import run
+from fairseq_dpq.cli.common import tool
 from fairseq_dpq.files.data import load_model
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.writer import check_target, write_whole
@@ -48,12 +48,10 @@ def get_parser() -> argparse.ArgumentParser:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("n_best", "max_answer_length", "batch_size"):
-        if getattr(args, name) < 1:
-            flag = "--" + name.replace("_", "-")
-            raise CheckpointError(f"{flag} {getattr(args, name)} is not positive")
-    if args.doc_stride is not None and args.doc_stride < 1:
-        raise CheckpointError(f"--doc-stride {args.doc_stride} is not positive")
+    for name in ("n_best", "max_answer_length", "batch_size", "doc_stride"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise CheckpointError(f"--{name.replace('_', '-')} {value} is not positive")
     checkpoint, examples = Path(args.checkpoint), Path(args.data) / f"{args.subset}.examples.jsonl"
     if not checkpoint.is_file():
         raise CheckpointError(
@@ -98,14 +96,9 @@ def answer(args: argparse.Namespace) -> None:
     if args.predictions is not None:
         _write(args.predictions, texts, args.force)
     if args.n_best_file is not None:
-        best = {
-            p.id: {
-                "null_odds": p.odds,
-                "n_best": [[a.text, a.score] for a in probabilities(p.answers)],
-            }
-            for p in found
-        }
-        _write(args.n_best_file, best, args.force)
+        best = {p.id: [[a.text, a.score] for a in probabilities(p.answers)] for p in found}
+        ranked = {p.id: {"null_odds": p.odds, "n_best": best[p.id]} for p in found}
+        _write(args.n_best_file, ranked, args.force)
     if args.json:
         print(json.dumps(facts, indent=2))
         return
@@ -116,22 +109,10 @@ def answer(args: argparse.Namespace) -> None:
 
 def _write(path: Path, content: Any, force: bool) -> None:
     text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-
-    def write(file: BinaryIO) -> None:
-        file.write(text.encode("utf-8"))
-
-    write_whole(path, write, None, force)
+    write_whole(path, lambda file: file.write(text.encode("utf-8")), None, force)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
-    return run(get_parser(), answer, argv)
-
-
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
+main = tool(get_parser, answer)
 
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

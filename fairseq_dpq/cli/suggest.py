@@ -7,7 +7,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Dict, Sequence, Tuple
 
 from torch import Tensor
 
@@ -22,19 +22,22 @@ from fairseq_dpq.choosing_sizes import (
 )
 from fairseq_dpq.cli.common import Bars
 from fairseq_dpq.cli.text import size
-from fairseq_dpq.config import add_flags, flag, option_type
+from fairseq_dpq.config import add_flags
 from fairseq_dpq.fairseq_plugin.measuring import tables_of_command
-from fairseq_dpq.fairseq_plugin.options import flag_fields, plugin_fields
+from fairseq_dpq.fairseq_plugin.options import plugin_fields
 from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.tables import choose_tables
 from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.runs.logs import lower_is_better
 from fairseq_dpq.size_report import text_table
-from fairseq_dpq.sweeps.commands import without
+from fairseq_dpq.sweeps.grid import dpq_flags, without
 from fairseq_dpq.sweeps.results import choose_metric, read_results
 
+Shapes = Dict[str, Tuple[int, int]]  # rows and columns of tables, by path
+
 _SHOWN = 5
+_EMBEDDINGS = [f for f in plugin_fields() if f.name == "embeddings"]
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
@@ -48,13 +51,12 @@ def add_targets(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--target-bytes", type=parse_bytes, metavar="N", help="at most this: 2M, 500K")
     one.add_argument("--suggest", action="store_true", help="the best K and D of several ratios")
     group.add_argument("--sweep", type=Path, metavar="DIR", help="rank by what this sweep measured")
-    add_flags(group, [f for f in plugin_fields() if f.name == "embeddings"])
+    add_flags(group, _EMBEDDINGS)
 
 
 def wanted(args: argparse.Namespace, words: Sequence[str]) -> bool:
     """Whether the command line asks for K and D."""
-    targets = (args.target_ratio, args.target_bytes)
-    return any(target is not None for target in targets) or args.suggest or bool(words)
+    return bool(words or args.suggest or args.target_ratio is not None or args.target_bytes)
 
 
 def parse_bytes(text: str) -> int:
@@ -75,12 +77,13 @@ def suggest(args: argparse.Namespace, words: Sequence[str]) -> None:
         raise CheckpointError("give one checkpoint, or one command after --")
     if args.target_ratio is not None and not args.target_ratio > 0:
         raise CheckpointError(f"--target-ratio {args.target_ratio:g}: must be above 0; try 30")
-    names, samples = _of_command(words, args) if words else _of_checkpoint(args)
-    tables = [(n, d) for _, n, d in names]
+    shapes, samples = _of_command(words, args) if words else _of_checkpoint(args)
+    tables = list(shapes.values())
     full = sum(4 * n * d for n, d in tables)
     choices = all_choices(tables, (True,) if args.share_subspaces else (False, True))
     scores = _scores(args.sweep) if args.sweep else {}
-    limits = _limits(args, full)
+    ratios = RATIOS if args.target_ratio is None else [args.target_ratio]
+    limits = [args.target_bytes] if args.target_bytes else [full / ratio for ratio in ratios]
     fitting = {limit: _fitting(choices, scores, limit) for limit in limits}
     if not any(fitting.values()):
         least = min(choices, key=lambda c: c.bytes)
@@ -98,19 +101,14 @@ def suggest(args: argparse.Namespace, words: Sequence[str]) -> None:
         out += [replace(choice, reason=lead + choice.reason) for choice in best]
     facts: dict[str, Any] = {
         "source": "command" if words else str(args.checkpoints[0]),
-        "tables": [{"path": path, "num_embeddings": n, "embedding_dim": d} for path, n, d in names],
+        "tables": [
+            {"path": path, "num_embeddings": n, "embedding_dim": d}
+            for path, (n, d) in shapes.items()
+        ],
         "full_bytes": full,
         "choices": [{**asdict(c), "bits_per_symbol": c.bits, "flags": c.flags()} for c in out],
     }
     print(json.dumps(facts, indent=2) if args.json else _text(facts, out))
-
-
-def _limits(args: argparse.Namespace, full: int) -> list[float]:
-    if args.target_ratio is not None:
-        return [full / args.target_ratio]
-    if args.target_bytes is not None:
-        return [args.target_bytes]
-    return [full / ratio for ratio in RATIOS]
 
 
 def _fitting(choices: list[Choice], scores: Any, limit: float) -> list[Choice]:
@@ -132,31 +130,28 @@ def _fit(fitting: dict[float, list[Choice]], samples: list[Tensor]) -> dict[floa
     return {limit: [known[c] for c in found] for limit, found in fitting.items()}
 
 
-def _of_checkpoint(args: argparse.Namespace) -> tuple[list[Any], list[Tensor]]:
+def _of_checkpoint(args: argparse.Namespace) -> tuple[Shapes, list[Tensor]]:
     """The full tables of a checkpoint, and rows of each."""
     checkpoint = Checkpoint.load(args.checkpoints[0], args.trust)
     if checkpoint.record() is not None:
         raise CheckpointError(
             f"{args.checkpoints[0]} has DPQ tables already; give a full checkpoint"
         )
-    names, samples = [], []
-    for found in choose_tables(checkpoint, args.embeddings):
-        table = checkpoint.weights[f"{found.path}.weight"]
-        names.append((found.path, *table.shape))
-        samples.append(sample(table))
-    return names, samples
+    paths = [found.path for found in choose_tables(checkpoint, args.embeddings)]
+    tables = {path: checkpoint.weights[f"{path}.weight"] for path in paths}
+    shapes = {path: (table.shape[0], table.shape[1]) for path, table in tables.items()}
+    return shapes, [sample(table) for table in tables.values()]
 
 
-def _of_command(words: Sequence[str], args: argparse.Namespace) -> tuple[list[Any], list[Tensor]]:
+def _of_command(words: Sequence[str], args: argparse.Namespace) -> tuple[Shapes, list[Tensor]]:
     """The tables of a training command; there are no rows yet."""
     if "train" not in Path(words[0]).name:
         raise CheckpointError(f"after --, give a fairseq-train command, not {words[0]}")
-    dpq = {flag(f.name): option_type(f) is not bool for f in flag_fields()}
     chosen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    own = [f for f in plugin_fields() if f.name == "embeddings"]
-    add_flags(chosen, own, embeddings=args.embeddings)
+    add_flags(chosen, _EMBEDDINGS, embeddings=args.embeddings)
     embeddings = chosen.parse_known_args(words[1:])[0].embeddings
-    return list(tables_of_command(without(words[1:], dpq), embeddings)), []
+    tables = tables_of_command(without(words[1:], dpq_flags()), embeddings)
+    return {path: (n, d) for path, n, d in tables}, []
 
 
 def _scores(folder: Path) -> dict[tuple[int, int, bool], tuple[float, str]]:

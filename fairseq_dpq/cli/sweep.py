@@ -13,16 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Sequence
 
+from tqdm import tqdm
+
 from fairseq_dpq.config import flag
 from fairseq_dpq.figures.style import FiguresUnavailable
 from fairseq_dpq.runs.folder import RunsError, read_json, working_in, write_json, write_whole
-from fairseq_dpq.runs.live import clock
 from fairseq_dpq.runs.logs import RunLog
-from fairseq_dpq.runs.runner import Facts, Job, Runner, run_command
+from fairseq_dpq.runs.runner import DONE, Facts, Job, Runner, run_command
 from fairseq_dpq.size_report import text_table
 from fairseq_dpq.sweeps import figures
-from fairseq_dpq.sweeps.commands import Base
-from fairseq_dpq.sweeps.grid import DPQ_METHODS, METHODS_WITH_CODES, Grid, Point, make_grid
+from fairseq_dpq.sweeps.grid import DPQ_METHODS, METHODS_WITH_CODES, Base, Grid, Point
 from fairseq_dpq.sweeps.results import (
     LINES,
     Result,
@@ -85,18 +85,17 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read_note(out: Path) -> tuple[Base, dict[str, Any]] | None:
+def _read_note(out: Path) -> tuple[Base, Grid] | None:
     """What a folder's sweep runs; None for a folder without one."""
     path = out / _NOTE
     if not os.path.lexists(path):
         return None
-    raw = read_json(path)
+    raw = read_json(path) or {}
     try:
-        assert raw is not None
-        base, grid = raw["base"], raw["grid"]
-        make_grid(grid["K"], grid["D"], grid["methods"], grid["shared"], bool(grid["full"]))
+        base, grid = raw["base"], Grid(**raw["grid"])
+        grid.points()
         return Base(tuple(base["words"]), base["recipe"], tuple(base["launcher"])), grid
-    except (AssertionError, KeyError, TypeError, ValueError, RunsError):
+    except (KeyError, TypeError, RunsError):
         raise RunsError(f"{path} is damaged; delete it, and give the command again") from None
 
 
@@ -108,32 +107,18 @@ def _base_and_grid(args: argparse.Namespace, words: Sequence[str]) -> tuple[Base
     if known is None and args.resume:
         raise RunsError(f"--resume: {args.out} has no sweep; leave --resume out to start one")
     base = Base(tuple(words), args.recipe, tuple(shlex.split(args.launcher)))
-    old = known[1] if known else {}
+    old = Grid((8, 32), (16, 32), DPQ_METHODS)
     if known is not None:
-        first = known[0]
+        first, old = known
         if (words or args.recipe) and (base.words, base.recipe) != (first.words, first.recipe):
             raise RunsError(
                 f"--resume: {args.out} was started with another command; leave it out here, or "
                 "give another --out"
             )
         base = Base(first.words, first.recipe, base.launcher or first.launcher)
-    sharing = [_SHARING[name] for name in args.sharing] if args.sharing else None
-    grid = make_grid(
-        args.K or old.get("K", [8, 32]),
-        args.D or old.get("D", [16, 32]),
-        args.methods or old.get("methods", DPQ_METHODS),
-        sharing or old.get("shared", [False]),
-        False if args.no_full else old.get("full", True),
-    )
-    return base, grid
-
-
-def _jobs(out: Path, base: Base, points: Sequence[Point]) -> list[Job]:
-    jobs = []
-    for point in points:
-        folder = out / "runs" / point.name
-        jobs.append(Job(point.name, folder, [base.step(point, folder)], partial(finish, point)))
-    return jobs
+    sharing = [_SHARING[name] for name in args.sharing or ()] or old.shared
+    full = old.full and not args.no_full
+    return base, Grid(args.K or old.K, args.D or old.D, args.methods or old.methods, sharing, full)
 
 
 def _gpus(workers: int) -> list[str]:
@@ -156,9 +141,12 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
     for name in ("workers", "threads", "limit"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise RunsError(f"--{name} {getattr(args, name)}: must be 1 or more")
-    points = grid.points()
-    base.check(points[-1], args.out)
-    jobs = _jobs(args.out, base, points)
+    points = {point.name: point for point in grid.points()}
+    base.check(list(points.values())[-1], args.out)
+    jobs = []
+    for name, point in points.items():
+        folder = args.out / "runs" / name
+        jobs.append(Job(name, folder, [base.step(point, folder)], partial(finish, point)))
     if args.dry_run:
         for job in Runner(jobs).waiting():
             print(job.steps[0])
@@ -166,51 +154,39 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
     threads = args.threads or max(1, (os.cpu_count() or 1) // args.workers)
     with working_in(args.out):
         write_json(args.out / _NOTE, {"base": asdict(base), "grid": asdict(grid)})
-        runner = Runner(jobs, partial(_note, args.metric), partial(_line, args.metric))
+        runner = Runner(jobs, partial(_line, args.metric))
 
         def go_on(result: Facts) -> str:
             _write_lines(args.out, runner, points)
-            failed = result["name"] == "full" and result["status"] != "done"
-            return _USELESS if failed and not _updates(jobs[0]) else ""
+            if result["name"] != Point().name or result["status"] == DONE:
+                return ""
+            return "" if RunLog(jobs[0].folder / "train.log").read().updates else _USELESS
 
         runner.run(args.workers, threads, _gpus(args.workers), args.limit, go_on)
         return _show(args, _write_lines(args.out, runner, points))
 
 
-def _updates(job: Job) -> int:
-    log = RunLog(job.folder / "train.log")
-    log.read()
-    return log.updates
-
-
-def _write_lines(out: Path, runner: Runner, points: Sequence[Point]) -> list[Result]:
+def _write_lines(out: Path, runner: Runner, points: dict[str, Point]) -> list[Result]:
     """results.jsonl, a line for each run that has ended."""
-    found = []
-    for point in points:
-        facts = runner.results.get(point.name)
-        if facts is not None:
-            own = {"method": point.method, "K": point.K, "D": point.D, "shared": point.shared}
-            found.append(Result.from_facts({**facts, **own}))
-    results = with_full_sizes(found)
+    ended = [
+        (point, runner.results[name]) for name, point in points.items() if name in runner.results
+    ]
+    results = with_full_sizes(
+        Result.from_facts({**facts, **asdict(point)}) for point, facts in ended
+    )
     write_whole(out / LINES, "".join(json.dumps(asdict(result)) + "\n" for result in results))
     return results
 
 
-def _note(metric: str | None, log: RunLog) -> str:
-    return _score(metric, log.best()) if log.valid else ""
-
-
-def _score(metric: str | None, scores: dict[str, float]) -> str:
-    if not scores:
-        return ""
-    name = metric or choose_metric([Result("", scores=scores)], None)
-    return f"{name} {scores[name]:g}" if name in scores else f"no valid_{name}"
-
-
 def _line(metric: str | None, facts: Facts) -> str:
-    ratio = "" if facts.get("ratio") is None else f", ratio {facts['ratio']:.1f}"
-    spent = "" if facts.get("seconds") is None else f", {clock(facts['seconds'])}"
-    return f"{_score(metric, facts.get('scores', {}))}{ratio}{spent}"
+    scores = facts["scores"]
+    name = metric or choose_metric([Result("", scores=scores)], None)
+    said = [f"{name} {scores[name]:g}" if name in scores else f"no valid_{name}"]
+    if facts.get("ratio") is not None:
+        said.append(f"ratio {facts['ratio']:.1f}")
+    if facts["seconds"] is not None:
+        said.append(tqdm.format_interval(facts["seconds"]))
+    return ", ".join(said)
 
 
 def _show(args: argparse.Namespace, results: list[Result]) -> int:
@@ -239,23 +215,14 @@ def _show(args: argparse.Namespace, results: list[Result]) -> int:
 def _text(results: list[Result], metric: str) -> str:
     best = {result.name for result in front(results, metric)}
     rows = [["run", metric, "bytes", "ratio", "CPU s", "peak MB", "front"]]
-    failed = []
     for r in results:
-        if not r.done:
-            failed.append(f"{r.name}: failed, {r.error}")
-            continue
-        score = r.scores.get(metric)
-        rows.append(
-            [
-                r.name,
-                "-" if score is None else f"{score:g}",
-                "-" if r.bytes is None else f"{r.bytes:,}",
-                "-" if r.ratio is None else f"{r.ratio:.1f}",
-                "-" if r.cpu_seconds is None else f"{r.cpu_seconds:.0f}",
-                "-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.0f}",
-                "*" if r.name in best else "",
-            ]
-        )
+        if r.done:
+            peak = None if r.peak_bytes is None else r.peak_bytes / 1e6
+            cells = [r.scores.get(metric), r.bytes, r.ratio, r.cpu_seconds, peak]
+            forms = ("g", ",", ".1f", ".0f", ".0f")
+            shown = ["-" if x is None else format(x, form) for x, form in zip(cells, forms)]
+            rows.append([r.name, *shown, "*" if r.name in best else ""])
+    failed = [f"{r.name}: failed, {r.error}" for r in results if not r.done]
     return "\n".join([text_table(rows), *failed])
 
 
@@ -269,10 +236,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(parser.prog, lambda: sweep(args, given[at + 1 :]), again)
 
 
-def cli_main() -> None:
-    """The console command."""
-    sys.exit(main())
-
-
 if __name__ == "__main__":
-    cli_main()
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import sys
 import warnings
@@ -19,19 +20,32 @@ from fairseq_dpq.model import EmbeddingTable
 def tables_of_command(words: Sequence[str], embeddings: str) -> list[tuple[str, int, int]]:
     """Path, rows and columns of the tables that `embeddings` selects, as `--dpq-embeddings` does;
     `words` are the flags of fairseq-train without those of DPQ."""
-    from fairseq import options, tasks
+    from fairseq import tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
     with _arguments(words), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        parser = options.get_training_parser()
-        args = options.parse_args_and_arch(parser, input_args=list(words))
-        cfg = convert_namespace_to_omegaconf(args)
+        cfg = convert_namespace_to_omegaconf(parse_command(words))
         found = find_tables(_build(tasks, cfg))
     if not found:
         raise DPQConfigError("the model of this command has no token embedding (embed_tokens)")
     chosen = choose([table.paths for table in found], embeddings, flag("embeddings"))
     return [_size(found[i]) for i in chosen]
+
+
+def parse_command(words: Sequence[str]) -> Any:
+    """The options of fairseq-train; DPQConfigError with its own message for what it refuses."""
+    from fairseq import options
+
+    said = io.StringIO()
+    try:
+        with _arguments(words), contextlib.redirect_stderr(said):
+            return options.parse_args_and_arch(options.get_training_parser(), list(words))
+    except SystemExit:
+        lines = said.getvalue().strip().splitlines() or ["error: it cannot be parsed"]
+        raise DPQConfigError(f"fairseq-train refuses the command: {lines[-1]}") from None
+    except (ValueError, OSError, ImportError) as error:
+        raise DPQConfigError(f"fairseq-train refuses the command: {error}") from error
 
 
 def _build(tasks: Any, cfg: Any) -> Any:

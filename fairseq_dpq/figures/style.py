@@ -7,15 +7,15 @@ import io
 import logging
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
+
+from fairseq_dpq.files.errors import CheckpointError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDE = (7.2, 3.2)  # inches: a curve or bars across the page
-HALF = (4.4, 3.2)  # two beside each other
-SQUARE = (5.2, 4.4)  # a heat map
 DPI = 150
 HEAT = "viridis"  # the same in both themes, and readable in grey
 
@@ -48,7 +48,7 @@ DARK = Palette(
 ON_DARK_CELL, ON_LIGHT_CELL = "#fdfdfd", "#101010"
 
 
-class FiguresUnavailable(Exception):
+class FiguresUnavailable(CheckpointError):
     """matplotlib is not installed; the text is for the user."""
 
 
@@ -65,7 +65,12 @@ def require_matplotlib() -> None:
         ) from error
 
 
-def settings(palette: Palette = LIGHT) -> Any:
+def series_color(number: int) -> str:
+    """The colour of a model or of a method, in all figures."""
+    return LIGHT.series[number % len(LIGHT.series)]
+
+
+def settings() -> Any:
     """matplotlib's parameters for all figures."""
     from cycler import cycler
 
@@ -76,26 +81,26 @@ def settings(palette: Palette = LIGHT) -> Any:
         "axes.titlesize": 10,
         "axes.titleweight": "bold",
         "axes.titlelocation": "left",
-        "axes.titlecolor": palette.ink,
+        "axes.titlecolor": LIGHT.ink,
         "axes.labelsize": 9,
-        "axes.labelcolor": palette.muted,
-        "axes.edgecolor": palette.grid,
-        "axes.facecolor": palette.surface,
+        "axes.labelcolor": LIGHT.muted,
+        "axes.edgecolor": LIGHT.grid,
+        "axes.facecolor": LIGHT.surface,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
         "axes.axisbelow": True,
-        "axes.prop_cycle": cycler(color=palette.series),
-        "grid.color": palette.grid,
+        "axes.prop_cycle": cycler(color=LIGHT.series),
+        "grid.color": LIGHT.grid,
         "grid.linewidth": 0.8,
-        "figure.facecolor": palette.surface,
-        "savefig.facecolor": palette.surface,
-        "text.color": palette.ink,
+        "figure.facecolor": LIGHT.surface,
+        "savefig.facecolor": LIGHT.surface,
+        "text.color": LIGHT.ink,
         "text.parse_math": False,  # a symbol may contain dollar signs
-        "xtick.color": palette.grid,
-        "ytick.color": palette.grid,
-        "xtick.labelcolor": palette.muted,
-        "ytick.labelcolor": palette.muted,
+        "xtick.color": LIGHT.grid,
+        "ytick.color": LIGHT.grid,
+        "xtick.labelcolor": LIGHT.muted,
+        "ytick.labelcolor": LIGHT.muted,
         "legend.frameon": False,
         "legend.fontsize": 8,
         "lines.linewidth": 1.8,
@@ -150,21 +155,23 @@ def dark_rules() -> str:
     return "@media screen and (prefers-color-scheme: dark){" + "".join(rules) + "}"
 
 
-def plain_number(value: float, position: int | None = None) -> str:
+def plain_number(value: float, position: float | None = None) -> str:
     """A tick label, for logarithmic axes: matplotlib's own are formulas, which are off here."""
     return f"{value:g}"
 
 
-def heat_map(
-    axes: Axes,
-    values: Any,
-    rows: list[str] | None = None,
-    columns: list[str] | None = None,
-    texts: list[list[str]] | None = None,
-    **options: Any,
-) -> Any:
-    """Draw a matrix as coloured cells, with labels and a text in each cell if given.
-    `options` go to `imshow` (vmin, vmax, norm). Returns the image, which a colour bar needs."""
+def human(size: float, position: float | None = None) -> str:
+    """Bytes in the unit that people read: 1.2 MB. Also a tick label."""
+    for unit in ("B", "kB", "MB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def heat_map(axes: Axes, values: Any, texts: Sequence[Sequence[str]] = (), **options: Any) -> Any:
+    """Draw a matrix as coloured cells, with a text in each cell if given. `options` go to `imshow`
+    (vmin, vmax, norm). Returns the image, which a colour bar needs."""
     # Interpolation "none" keeps one pixel a cell in the SVG, which stays small.
     options = {"cmap": HEAT, "interpolation": "none", "aspect": "auto", **options}
     image = axes.imshow(values, **options)
@@ -172,11 +179,7 @@ def heat_map(
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(length=0)
-    if rows is not None:
-        axes.set_yticks(range(len(rows)), rows)
-    if columns is not None:
-        axes.set_xticks(range(len(columns)), columns)
-    for y, line in enumerate(texts or []):
+    for y, line in enumerate(texts):
         for x, text in enumerate(line):
             shade = image.cmap(image.norm(values[y][x]))
             bright = 0.299 * shade[0] + 0.587 * shade[1] + 0.114 * shade[2] > 0.5

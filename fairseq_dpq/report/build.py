@@ -5,16 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.files.checkpoint import Progress
-from fairseq_dpq.report.curves import Curves
-from fairseq_dpq.report.models import Model, TableView
-from fairseq_dpq.report.numbers import (
-    code_change,
-    code_use,
-    query_distances,
-    shared_codes,
-)
+from fairseq_dpq.forms.base import Parts
+from fairseq_dpq.report.models import Model, Progress, TableView, silent, whole_model
+from fairseq_dpq.report.numbers import code_change, code_use, query_distances, shared_codes
 from fairseq_dpq.report.words import chosen_words, missing_words, word_facts
+from fairseq_dpq.runs.logs import Curves
 from fairseq_dpq.training.codes import code_counts
 from fairseq_dpq.version import __version__
 
@@ -26,7 +21,7 @@ def build_report(
     reference: Model | None = None,
     curves: dict[str, Curves] | None = None,
     neighbours: int = 10,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """The numbers of all models; `reference` is the one whose neighbours others are compared to."""
     keep_tables(models)
@@ -44,8 +39,8 @@ def build_report(
         "notes": [f"{model.name}: {note}" for model in models for note in model.notes],
     }
     everything = [table for model in models for table in model.tables if table.n]
-    for word in missing_words(everything, words):
-        report["notes"].append(f"no table has the symbol {word}")
+    missing = missing_words(everything, words)
+    report["notes"] += [f"no table has the symbol {word}" for word in missing]
     for path in paths:
         tables = [table for table in everything if table.path == path]
         if tables:
@@ -61,11 +56,10 @@ def keep_tables(models: Sequence[Model]) -> None:
     for model in models:
         if model.kind == "full" and any(table.path in compressed for table in model.tables):
             model.tables = [table for table in model.tables if table.path in compressed]
-            model.sizes["embedding_bytes"] = sum(t.sizes["stored_bytes"] for t in model.tables)
-            model.sizes["full_embedding_bytes"] = sum(t.sizes["full_bytes"] for t in model.tables)
+            whole_model(model)
 
 
-def _model(model: Model, progress: Progress | None) -> dict[str, Any]:
+def _model(model: Model, progress: Progress) -> dict[str, Any]:
     return {
         "name": model.name,
         "file": str(model.path),
@@ -76,7 +70,7 @@ def _model(model: Model, progress: Progress | None) -> dict[str, Any]:
     }
 
 
-def _table(table: TableView, progress: Progress | None) -> dict[str, Any]:
+def _table(table: TableView, progress: Progress) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "path": table.path,
         "num_embeddings": table.n,
@@ -88,8 +82,8 @@ def _table(table: TableView, progress: Progress | None) -> dict[str, Any]:
     parts = table.parts
     if parts is None:
         return facts
-    done = progress(f"codes of {table.path}", 3 * table.n) if progress else lambda rows: None
-    codes, K = table.codes(), max(parts.sizes)
+    done = progress(f"codes of {table.path}", 3 * table.n)
+    codes, K = table.codes, max(parts.sizes)
     counts = code_counts(codes, K, table.padding_idx)
     done(table.n)
     facts.update(K=K, D=len(parts.sizes), shared_values=parts.shared)
@@ -106,19 +100,17 @@ def _table(table: TableView, progress: Progress | None) -> dict[str, Any]:
 def _changes(models: Sequence[Model], path: str) -> list[dict[str, Any]]:
     """From each checkpoint to the next one of the same run, in the order given."""
     out = []
-    before: dict[tuple[Path, str], Model] = {}
+    before: dict[tuple[Path, str], tuple[Model, TableView, Parts]] = {}
     for model in models:
         table = model.table(path)
         if table is None or table.parts is None or not table.options:
             continue
         run = (model.path.absolute().parent, str(sorted(table.options.items())))
-        last = before.get(run)
-        old = None if last is None else last.table(path)
-        if last is not None and old is not None and old.parts is not None:
-            sizes = table.parts.sizes
-            if old.parts.sizes == sizes and old.n == table.n:
-                change = code_change(old.codes(), table.codes(), sizes)
+        if run in before:
+            last, old, parts = before[run]
+            if parts.sizes == table.parts.sizes and old.n == table.n:
+                change = code_change(old.codes, table.codes, parts.sizes)
                 ends = {"from": last.name, "to": model.name, "updates": model.updates}
                 out.append({"table": path, **ends, **change})
-        before[run] = model
+        before[run] = model, table, table.parts
     return out

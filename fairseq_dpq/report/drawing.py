@@ -7,7 +7,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 import numpy
 
@@ -25,81 +25,53 @@ class Drawn:
     svg: str
 
 
-Draw = Callable[[Any], None]
-
-
 def draw_figures(report: dict[str, Any], folder: Path) -> dict[str, Drawn]:
     """Write all figures as SVG and PNG; by their keys, as the page asks for them."""
     out: dict[str, Drawn] = {}
     with warnings.catch_warnings():
         # A name in a script that the font lacks: the SVG has it as text, in the reader's font.
         warnings.filterwarnings("ignore", message="Glyph")
-        for key, title, size, draw in _figures(report):
+        for key, title, height, draw, *what in _figures(report):
             stem = re.sub(r"[^A-Za-z0-9]+", "-", key).strip("-").lower()
             while any(stem == drawn.stem for drawn in out.values()):
                 stem += "-2"
-            with style.figure(size) as figure:
-                draw(figure)
+            with style.figure((style.WIDE[0], height)) as figure:
+                draw(figure, *what)
                 svg, _ = style.save(figure, folder / stem)
             out[key] = Drawn(stem, title, svg.read_text(encoding="utf-8"))
     return out
 
 
-def _figures(report: dict[str, Any]) -> Iterator[tuple[str, str, tuple[float, float], Draw]]:
+def _figures(report: dict[str, Any]) -> Iterator[Any]:
+    """Of each figure: key, title, height in inches, and how it is drawn."""
     models = report["models"]
     if any(model["tables"] for model in models):
-        size = (7.2, 0.9 + 0.32 * (len(models) + (without_codes(models) is not None)))
-        yield "sizes", "Bytes of each model", size, lambda figure: _sizes(figure, models)
+        bars = len(models) + (without_codes(models) is not None)
+        yield "sizes", "Bytes of each model", 0.9 + 0.32 * bars, _sizes, models
     for model in models:
         for table in model["tables"]:
             if "use" in table:
-                key = f"codes {model['name']} {table['path']}"
-                title = f"Codes of {model['name']}, {table['path']}"
-                size = (7.2, min(6.0, max(2.2, 1.2 + 0.11 * table["D"])))
-                yield key, title, size, lambda figure, table=table: code_map(figure, table)  # type: ignore[misc]
+                name, path = model["name"], table["path"]
+                height = min(6.0, max(2.2, 1.2 + 0.11 * table["D"]))
+                yield f"codes {name} {path}", f"Codes of {name}, {path}", height, code_map, table
     far = [
         (m, t) for m in models for t in m["tables"] if (t.get("distances") or {}).get("measured")
     ]
     if far:
-        size = (7.2, 2.4 * math.ceil(len(far) / 2))
-        yield (
-            "distances",
-            "Distance of queries",
-            size,
-            lambda figure: _distances(figure, models, far),
-        )
+        height = 2.4 * math.ceil(len(far) / 2)
+        yield "distances", "Distance of queries", height, _distances, models, far
     if report["changes"]:
-        changes = report["changes"]
-        yield "changes", "Codes that changed", style.WIDE, lambda figure: _changes(figure, changes)
-    if report["curves"]:
+        yield "changes", "Codes that changed", style.WIDE[1], _changes, report["changes"]
+    panels = _panels(report["curves"])
+    if panels:
         order = [model["name"] for model in models]
-        panels = _panels(report["curves"])
-        size = (7.2, 2.5 * math.ceil(len(panels) / 2))
-        yield (
-            "curves",
-            "Training",
-            size,
-            lambda figure: _curves(figure, report["curves"], panels, order),
-        )
-
-
-def _color(number: int) -> str:
-    """The colour of a model, in all figures."""
-    return style.LIGHT.series[number % len(style.LIGHT.series)]
+        height = 2.5 * math.ceil(len(panels) / 2)
+        yield "curves", "Training", height, _curves, report["curves"], panels, order
 
 
 def short(name: str) -> str:
     """A name that fits into a figure."""
     return name if len(name) <= _LONG else "…" + name[1 - _LONG :]
-
-
-def human(size: float) -> str:
-    """Bytes in the unit that people read: 1.2 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1000
-    return ""
 
 
 def without_codes(models: Sequence[dict[str, Any]]) -> dict[str, int] | None:
@@ -124,7 +96,7 @@ def _sizes(figure: Any, models: Sequence[dict[str, Any]]) -> None:
     before = without_codes(models)
     for at, (axes, (title, now, small)) in enumerate(zip(figure.subplots(1, 3), columns)):
         shown = [model["sizes"].get(small) or model["sizes"][now] for model in models]
-        colors = [_color(number) for number in range(len(models))]
+        colors = [style.series_color(number) for number in range(len(models))]
         names = [short(model["name"]) for model in models]
         if before is not None:
             shown.insert(0, before.get(now, 0))
@@ -143,9 +115,8 @@ def _sizes(figure: Any, models: Sequence[dict[str, Any]]) -> None:
         top = max(max(shown), 1)
         axes.set_xlim(0, 1.45 * top)
         for y, size in enumerate(shown):
-            if not size:
-                continue
-            axes.text(size + 0.03 * top, y, human(size), va="center", fontsize=8)
+            if size:
+                axes.text(size + 0.03 * top, y, style.human(size), va="center", fontsize=8)
 
 
 def code_map(figure: Any, table: dict[str, Any]) -> None:
@@ -181,12 +152,11 @@ def _distances(
 ) -> None:
     several = len({table["path"] for _, table in far}) > 1
     names = [model["name"] for model in models]
-    grid = figure.subplots(math.ceil(len(far) / 2), 2, squeeze=False)
-    for axes, (model, table) in _fill(grid, far):
+    for axes, (model, table) in _two_columns(figure, far):
         histogram = table["distances"]["relative"]["histogram"]
         share = numpy.array(histogram["counts"]) * 100 / max(sum(histogram["counts"]), 1)
         edges = histogram["edges"]
-        color = _color(names.index(model["name"]))
+        color = style.series_color(names.index(model["name"]))
         axes.bar(edges[:-1], share, width=edges[1] - edges[0], align="edge", color=color)
         title = f"{model['name']} {table['path']}" if several else model["name"]
         axes.set_title(short(title), fontsize=9)
@@ -200,11 +170,9 @@ def _changes(figure: Any, changes: Sequence[dict[str, Any]]) -> None:
     for path in dict.fromkeys(change["table"] for change in changes):
         own = [change for change in changes if change["table"] == path]
         names = [short(change["to"]) for change in own]
-        at = range(len(own))
-        axes.plot(at, [100 * c["codes"] for c in own], marker="o", label=f"{short(path)}: codes")
-        axes.plot(
-            at, [100 * c["symbols"] for c in own], marker="s", label=f"{short(path)}: symbols"
-        )
+        for what, marker in (("codes", "o"), ("symbols", "s")):
+            shares = [100 * change[what] for change in own]
+            axes.plot(range(len(own)), shares, marker=marker, label=f"{short(path)}: {what}")
     axes.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0)
     axes.set_ylabel("% changed since the checkpoint before")
     axes.set_ylim(bottom=0)
@@ -227,22 +195,19 @@ def _panels(curves: dict[str, Any]) -> list[str]:
 
 
 def _curves(figure: Any, curves: dict[str, Any], panels: list[str], order: list[str]) -> None:
-    grid = figure.subplots(math.ceil(len(panels) / 2), 2, squeeze=False)
-    for axes, metric in _fill(grid, panels):
+    for axes, metric in _two_columns(figure, panels):
         factor = 100 if metric in ("dpq_changed", "dpq_used") else 1
         for number, (name, own) in enumerate(curves.items()):
-            place = order.index(name) if name in order else number
-            color = _color(place)
-            for side, look in (("train", {"alpha": 0.45, "linewidth": 1.2}), ("valid", {})):
+            color = style.series_color(order.index(name) if name in order else number)
+            thin: dict[str, Any] = {"alpha": 0.45, "linewidth": 1.2}
+            for side, look in (("train", thin), ("valid", {})):
                 points = own.get(f"{side} {metric}", [])
                 if points:
                     x, y = zip(*points)
                     marker = "o" if side == "valid" and len(x) < 30 else None
-                    label = (
-                        short(name) if side == "valid" or metric not in ("loss", "ppl") else None
-                    )
-                    values = [factor * value for value in y]
-                    axes.plot(x, values, color=color, marker=marker, label=label, **look)
+                    named = side == "valid" or metric not in ("loss", "ppl")
+                    look["label"] = short(name) if named else None
+                    axes.plot(x, [factor * v for v in y], color=color, marker=marker, **look)
         if metric == "ppl":
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(style.plain_number)
@@ -253,9 +218,9 @@ def _curves(figure: Any, curves: dict[str, Any], panels: list[str], order: list[
             axes.legend()
 
 
-def _fill(grid: Any, entries: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """The panels of a grid with an entry each; those that are left over are removed."""
-    panels = list(grid.flat)
+def _two_columns(figure: Any, entries: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """A panel for each entry, two beside each other."""
+    panels = figure.subplots(math.ceil(len(entries) / 2), 2, squeeze=False).flatten()
     for axes in panels[len(entries) :]:
         axes.remove()
     yield from zip(panels, entries)

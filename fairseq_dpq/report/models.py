@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable
 
@@ -21,11 +22,16 @@ from fairseq_dpq.files.checkpoint import (
 from fairseq_dpq.files.data import find_dictionary, read_dictionary
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.reader import is_safetensors, read_tensors
-from fairseq_dpq.files.record import TablesRecord
+from fairseq_dpq.files.record import Table, TablesRecord
 from fairseq_dpq.files.tables import left_alone, table_facts, token_tables
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form, Parts
 from fairseq_dpq.layer import DPQEmbedding
+
+
+def silent(what: str, total: int) -> Callable[[int], None]:
+    """Progress that nobody sees."""
+    return lambda done: None
 
 
 @dataclass
@@ -42,33 +48,29 @@ class TableView:
     options: dict[str, Any] = field(default_factory=dict)  # of a trained table
     layer: DPQEmbedding | None = None  # of a training checkpoint
     symbols: list[str] | None = None
-    _codes: Tensor | None = None
-    _row_of: dict[str, int] | None = None
 
     @property
     def parts(self) -> Parts | None:
         """What rows are put together from, if their codes stand for parts side by side."""
         return None if self.form is None else self.form.parts()
 
+    @cached_property
     def codes(self) -> Tensor:
         """The codes (n, D) of a table that has parts."""
-        if self._codes is None:
-            assert self.form is not None
-            self._codes = self.form.unpacked_codes()
-        assert self._codes is not None
-        return self._codes
+        assert self.form is not None
+        codes = self.form.unpacked_codes()
+        assert codes is not None
+        return codes
 
     def symbol(self, row: int) -> str:
         """The symbol of a row, or its number."""
         return self.symbols[row] if self.symbols is not None else f"#{row}"
 
+    @cached_property
     def row_of(self) -> dict[str, int]:
         """Rows by symbol; of a symbol that is there twice, the first."""
-        if self._row_of is None:
-            self._row_of = {}
-            for row, symbol in enumerate(self.symbols or []):
-                self._row_of.setdefault(symbol, row)
-        return self._row_of
+        symbols = list(enumerate(self.symbols or []))
+        return {symbol: row for row, symbol in reversed(symbols)}
 
 
 @dataclass
@@ -93,7 +95,7 @@ def load_model(
     name: str,
     dictionaries: dict[str, Path],
     trust: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Model:
     """Read a file of any kind. `dictionaries` are by table; the key "" is for all others."""
     if is_safetensors(path):
@@ -101,8 +103,12 @@ def load_model(
     else:
         checkpoint = Checkpoint.load(path, trust)
         record = checkpoint.record()
-        model = Model(name, path, "full", [], _file_sizes(checkpoint))
-        model.updates = _updates(checkpoint)
+        sizes: dict[str, Any] = {
+            "file_bytes": checkpoint.file_bytes,
+            "optimizer_bytes": stored_bytes(checkpoint.state.get("last_optimizer_state")),
+            "model_bytes": stored_bytes(checkpoint.weights),
+        }
+        model = Model(name, path, "full", [], sizes, _updates(checkpoint))
         if record is None:
             model.tables = _full_tables(checkpoint)
         else:
@@ -112,36 +118,28 @@ def load_model(
             ]
             model.sizes["left_alone"] = left_alone(checkpoint, record)
         _add_symbols(model, checkpoint, dictionaries)
-    _whole_model(model)
+    whole_model(model)
     return model
+
+
+def _coded(path: str, table: Table, form: Form, stored: int) -> TableView:
+    """A table that is, or would be, stored as `form`; `stored` bytes is what it takes now."""
+    facts = table_facts(path, table, form)
+    names = ("full_bytes", "compact_bytes", "formula_cr", "measured_cr", "bits_per_symbol")
+    sizes = {**{name: facts[name] for name in (*names, "description")}, "stored_bytes": stored}
+    n, d = table.num_embeddings, table.embedding_dim
+    return TableView(path, n, d, form.padding_idx, form, sizes, form, table.options)
 
 
 def _exported(path: Path, name: str) -> Model:
     opened = read_tensors(path)
     form, symbols = opened.form(FORMS), opened.symbols()
-    n, d = form.num_embeddings, form.embedding_dim
-    total = path.stat().st_size
-    sizes = {
-        "full_bytes": 4 * n * d,
-        "stored_bytes": form.saved_nbytes,
-        "compact_bytes": form.saved_nbytes,
-        "formula_cr": 32 * n * d / form.formula_bits(),
-        "measured_cr": 4 * n * d / form.saved_nbytes,
-        "bits_per_symbol": form.bits_per_symbol(),
-        "description": f"{form.kind} {form.describe()}",
-    }
-    table = TableView(opened.name, n, d, form.padding_idx, form, sizes, form)
+    own = Table(form.num_embeddings, form.embedding_dim, form.padding_idx, {})
+    table = _coded(opened.name, own, form, form.saved_nbytes)
     table.symbols = symbols
-    whole = {"file_bytes": total, "optimizer_bytes": 0, "model_bytes": form.saved_nbytes}
-    return Model(name, path, "exported", [table], whole)
-
-
-def _file_sizes(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {
-        "file_bytes": checkpoint.file_bytes,
-        "optimizer_bytes": stored_bytes(checkpoint.state.get("last_optimizer_state")),
-        "model_bytes": stored_bytes(checkpoint.weights),
-    }
+    sizes = {"file_bytes": path.stat().st_size, "optimizer_bytes": 0}
+    sizes["model_bytes"] = form.saved_nbytes
+    return Model(name, path, "exported", [table], sizes)
 
 
 def _updates(checkpoint: Checkpoint) -> int | None:
@@ -152,7 +150,7 @@ def _updates(checkpoint: Checkpoint) -> int | None:
 
 
 def _dpq_table(
-    checkpoint: Checkpoint, record: TablesRecord, path: str, progress: Progress | None
+    checkpoint: Checkpoint, record: TablesRecord, path: str, progress: Progress
 ) -> TableView:
     table = record.tables[path]
     layer = None
@@ -160,32 +158,27 @@ def _dpq_table(
         form = stored_form(checkpoint, path, table)
     else:
         layer = training_layer(checkpoint, path, table)
-        report = progress(path, table.num_embeddings) if progress is not None else None
-        form = layer.compact(packed=True, progress=report)
-    facts = table_facts(path, table, form)
-    names = ("full_bytes", "compact_bytes", "formula_cr", "measured_cr", "bits_per_symbol")
-    sizes = {name: facts[name] for name in (*names, "description")}
+        form = layer.compact(packed=True, progress=progress(path, table.num_embeddings))
     mine = keys_of(checkpoint.weights, [path])
-    sizes["stored_bytes"] = stored_bytes([checkpoint.weights[key] for key in mine])
-    n, d = table.num_embeddings, table.embedding_dim
-    return TableView(path, n, d, form.padding_idx, form, sizes, form, table.options, layer)
+    stored = stored_bytes([checkpoint.weights[key] for key in mine])
+    return replace(_coded(path, table, form, stored), layer=layer)
 
 
 def _full_tables(checkpoint: Checkpoint) -> list[TableView]:
     out = []
     for found in token_tables(checkpoint.weights, checkpoint.model_cfg):
-        weight = checkpoint.weights[f"{found.path}.weight"]
+        weight = checkpoint.weights[f"{found.path}.weight"].detach()
         n, d = weight.shape
         total = weight.numel() * weight.element_size()
         sizes = {"full_bytes": 4 * n * d, "stored_bytes": total, "description": "full table"}
         pad = get_option(checkpoint.model_cfg, "pad")
         padding_idx = pad if isinstance(pad, int) and 0 <= pad < n else 1 if n > 1 else None
-        out.append(TableView(found.path, n, d, padding_idx, _float_rows(weight), sizes))
+
+        def rows(ids: Tensor, weight: Tensor = weight) -> Tensor:
+            return weight[ids].float()
+
+        out.append(TableView(found.path, n, d, padding_idx, rows, sizes))
     return out
-
-
-def _float_rows(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda ids: weight.detach()[ids].float()
 
 
 def _add_symbols(model: Model, checkpoint: Checkpoint, dictionaries: dict[str, Path]) -> None:
@@ -206,7 +199,7 @@ def _add_symbols(model: Model, checkpoint: Checkpoint, dictionaries: dict[str, P
             model.notes.append(problems[0 if dictionaries else -1])
 
 
-def _whole_model(model: Model) -> None:
+def whole_model(model: Model) -> None:
     """Totals over the tables, and what the model would take with compact ones."""
     sizes = model.sizes
     sizes["embedding_bytes"] = sum(table.sizes["stored_bytes"] for table in model.tables)
@@ -238,10 +231,9 @@ def _made_of(compact: Model, other: Model) -> bool:
         return False
     for ours in compact.tables:
         theirs = other.table(ours.path)
-        a, b = ours.parts, theirs.parts if theirs is not None else None
-        if theirs is None or a is None or b is None or a.sizes != b.sizes:
+        if theirs is None or ours.parts is None or theirs.parts is None:
             return False
-        if not torch.equal(ours.codes(), theirs.codes()):
+        if ours.parts.sizes != theirs.parts.sizes or not torch.equal(ours.codes, theirs.codes):
             return False
     return True
 

@@ -22,14 +22,13 @@ SAMPLE = 100_000  # queries whose distance is measured
 def code_use(counts: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
     """Codes in use and entropy of each group, and their means."""
     used, entropy = usage_of_counts(counts).values()
-    possible = [math.log2(size) for size in sizes]
     return {
         "used": used.tolist(),
         "sizes": list(sizes),
         "entropy_bits": [round(x, 4) + 0.0 for x in entropy.tolist()],
         "used_share": float(used.sum()) / max(sum(sizes), 1),
         "entropy_bits_per_symbol": float(entropy.sum()) + 0.0,
-        "possible_bits_per_symbol": sum(possible),
+        "possible_bits_per_symbol": sum(map(math.log2, sizes)),
     }
 
 
@@ -42,17 +41,17 @@ def shared_codes(codes: Tensor, sizes: Sequence[int], padding_idx: int | None) -
     packed = numpy.ascontiguousarray(packed)
     rows = packed.view(numpy.dtype((numpy.void, packed.shape[1]))).reshape(-1)
     _, inverse, counts = numpy.unique(rows, return_inverse=True, return_counts=True)
-    inverse = inverse.reshape(-1)
     several = numpy.flatnonzero(counts > 1)
     largest = several[numpy.argsort(-counts[several], kind="stable")][:5]
-    sets = [ids[numpy.flatnonzero(inverse == number)[:8]].tolist() for number in largest]
+    members = [ids[numpy.flatnonzero(inverse.reshape(-1) == number)[:8]] for number in largest]
     return {
         "symbols": len(ids),
         "distinct": len(counts),
         "sharing": int(counts[several].sum()),
         "largest": int(counts.max()) if len(counts) else 0,
         "largest_sets": [
-            {"size": int(counts[number]), "ids": members} for number, members in zip(largest, sets)
+            {"size": int(counts[number]), "ids": some.tolist()}
+            for number, some in zip(largest, members)
         ],
     }
 
@@ -89,26 +88,20 @@ def query_distances(layer: DPQEmbedding, codes: Tensor) -> dict[str, Any] | None
     if total > SAMPLE:
         ids = ids[torch.linspace(0, total - 1, SAMPLE).long()]
     keys = layer.codebook().keys.float()
-    relative, cosine, plain = [], [], []
-    for start in range(0, len(ids), _ROWS):
-        some = ids[start : start + _ROWS]
+    found: dict[str, list[Tensor]] = {"relative": [], "distance": [], "cosine": []}
+    for some in ids.split(_ROWS):
         query = by_group(layer.query[some], layer.config)  # (rows, D, key size)
         centroid = look_up(keys, codes[some].long())
         distance = (query - centroid).pow(2).sum(-1)  # (rows, D)
         length = query.pow(2).sum(-1)
-        plain.append(distance.sqrt().mean(1))
-        relative.append((distance.sum(1) / length.sum(1).clamp_min(1e-30)).sqrt())
-        cosine.append(torch.cosine_similarity(query, centroid, dim=-1).mean(1))
-    return {
-        "symbols": total,
-        "measured": len(ids),
-        "relative": _spread(torch.cat(relative) if relative else torch.empty(0)),
-        "distance": _spread(torch.cat(plain) if plain else torch.empty(0), histogram=False),
-        "cosine": _spread(torch.cat(cosine) if cosine else torch.empty(0), histogram=False),
-    }
+        found["distance"].append(distance.sqrt().mean(1))
+        found["relative"].append((distance.sum(1) / length.sum(1).clamp_min(1e-30)).sqrt())
+        found["cosine"].append(torch.cosine_similarity(query, centroid, dim=-1).mean(1))
+    spreads = {name: _spread(torch.cat(parts), name == "relative") for name, parts in found.items()}
+    return {"symbols": total, "measured": len(ids), **spreads}
 
 
-def _spread(values: Tensor, histogram: bool = True) -> dict[str, Any]:
+def _spread(values: Tensor, histogram: bool) -> dict[str, Any]:
     """Mean and quantiles; a histogram up to the 99th percentile, what is beyond in the last bin."""
     numbers = values.double().numpy()
     if not len(numbers):

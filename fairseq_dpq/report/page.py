@@ -1,4 +1,5 @@
-"""report.html: one file with style, script, figures and data in it. It fetches nothing.
+"""The files of a report: numbers, figures and report.html, one file with style, script, figures and
+data in it, which fetches nothing.
 
 page.html is its template. Text cannot become markup there: Jinja escapes every expression, and
 control characters are shown as escapes.
@@ -8,21 +9,72 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
+import os
+import shutil
+import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, Undefined
 from markupsafe import Markup
 
-from fairseq_dpq.figures import style
-from fairseq_dpq.files.errors import printable
-from fairseq_dpq.report.drawing import Drawn, human
+from fairseq_dpq.figures.style import human, require_matplotlib, series_color
+from fairseq_dpq.files.errors import CheckpointError, printable
+from fairseq_dpq.files.writer import check_target, write_whole
+from fairseq_dpq.report.drawing import Drawn, draw_figures
 
+PAGE, NUMBERS, FIGURES = "report.html", "report.json", "figures"
 _HERE = Path(__file__).parent
 _GROUPS = 64  # groups of the code table that are shown
-Rows = list  # of cells; the first row is the head
+_SECTIONS = {
+    "search": "Search",
+    "sizes": "Sizes",
+    "codes": "Use of codes",
+    "distances": "Distance of queries to their centroids",
+    "changes": "Codes that changed",
+    "neighbours": "Nearest neighbours",
+    "words": "Codes of words",
+    "training": "Training",
+    "notes": "Notes",
+}
+
+
+def check_folder(out: Path, inputs: list[Path], force: bool) -> None:
+    """Refuse before any work: no matplotlib, a file in the way, a report that is there."""
+    require_matplotlib()
+    if out.exists() and not out.is_dir():
+        raise CheckpointError(f"--out {out} is a file; give a folder")
+    if not out.parent.is_dir():
+        raise CheckpointError(f"the folder of --out {out} does not exist")
+    if out.is_dir():
+        for name in (PAGE, NUMBERS):
+            check_target(out / name, inputs, force)
+
+
+def write_report(
+    report: dict[str, Any], search: dict[str, Any], out: Path, title: str, force: bool = False
+) -> None:
+    """Write the report into a folder. Nothing is left behind if it fails midway."""
+    made = not out.exists()
+    out.mkdir(exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".figures-", dir=out) as work:
+            figures = draw_figures(report, Path(work))
+            page = render_page(report, search, figures, title)
+            (out / FIGURES).mkdir(exist_ok=True)
+            for file in sorted(Path(work).iterdir()):
+                os.replace(file, out / FIGURES / file.name)
+        for name, text in ((NUMBERS, json.dumps(report, indent=1)), (PAGE, page)):
+            content = io.BytesIO(text.encode("utf-8"))
+            write_whole(out / name, partial(shutil.copyfileobj, content), force=force)
+    except BaseException:
+        if made:
+            shutil.rmtree(out, ignore_errors=True)
+        raise
 
 
 def render_page(
@@ -33,29 +85,17 @@ def render_page(
         loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, finalize=_text
     )
     environment.filters["base64"] = lambda text: base64.b64encode(text.encode()).decode()
+    environment.filters["number"] = _number
+    environment.filters["color"] = series_color
+    environment.filters["human"] = human
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     coded = [(m, t) for m in report["models"] for t in m["tables"] if "use" in t]
     words = dict.fromkeys(entry["word"] for own in report["words"].values() for entry in own)
     notes = _notes(report, search)
     tables = list(_code_tables(report))
-    shown = {
-        "search": True,
-        "sizes": True,
-        "codes": coded,
-        "distances": "distances" in figures,
-        "changes": report["changes"],
-        "neighbours": words,
-        "words": tables,
-        "training": "curves" in figures,
-        "notes": notes,
-    }
-    titles = {
-        "codes": "Use of codes",
-        "distances": "Distance of queries to their centroids",
-        "changes": "Codes that changed",
-        "neighbours": "Nearest neighbours",
-        "words": "Codes of words",
-    }
+    shown = {"search": True, "sizes": True, "codes": coded, "changes": report["changes"]}
+    shown.update(neighbours=words, words=tables, notes=notes)
+    shown.update(distances="distances" in figures, training="curves" in figures)
     return environment.get_template("page.html").render(
         report=report,
         search=search,
@@ -65,19 +105,9 @@ def render_page(
         script=Markup(script),
         policy=_policy(script),
         data=_data({**search, "reference": report["reference"]}),
-        sections=[(key, titles.get(key, key.capitalize())) for key, yes in shown.items() if yes],
-        tiles=_tiles(report),
+        sections=[(key, name) for key, name in _SECTIONS.items() if shown[key]],
         chips=[(word, quote(printable(word), safe="")) for word in words],
-        rows={
-            "tables": _table_rows(report),
-            "models": _model_rows(report),
-            "codes": _code_rows(coded),
-            "distances": _distance_rows(coded),
-            "changes": _change_rows(report),
-            "curves": _curve_rows(report),
-        },
-        code_figures=[(_name(m, t), f"codes {m['name']} {t['path']}") for m, t in coded],
-        sets=[(_name(m, t), group) for m, t in coded for group in t["shared"]["largest_sets"][:3]],
+        coded=coded,
         several=len([path for path, own in report["words"].items() if own]) > 1,
         overlap=_mean_overlap(report),
         code_tables=tables,
@@ -88,6 +118,11 @@ def render_page(
 
 def _text(value: Any) -> Any:
     return value if isinstance(value, Markup) else "" if value is None else printable(value)
+
+
+def _number(value: Any, form: str = ",") -> str:
+    missing = value is None or isinstance(value, Undefined)
+    return "–" if missing else format(value, form)
 
 
 def _data(value: Any) -> Markup:
@@ -103,95 +138,6 @@ def _policy(script: str) -> str:
     return f"{allowed}; script-src 'sha256-{digest}'"
 
 
-def _tiles(report: dict[str, Any]) -> list[dict[str, str]]:
-    tiles = []
-    for number, model in enumerate(report["models"]):
-        sizes = model["sizes"]
-        if model["tables"]:
-            small = sizes.get("compact_embedding_bytes", sizes["embedding_bytes"])
-            ratio = sizes["full_embedding_bytes"] / small if small else 1
-            text = "full table" if model["kind"] == "full" else f"{ratio:.1f} times smaller"
-            color = style.LIGHT.series[number % len(style.LIGHT.series)]
-            tile = {"name": model["name"], "size": human(small), "text": text, "color": color}
-            tiles.append(tile)
-    return tiles
-
-
-def _number(value: Any, form: str = ",") -> str:
-    return "–" if value is None else format(value, form)
-
-
-def _name(model: dict[str, Any], table: dict[str, Any]) -> str:
-    return f"{model['name']}: {table['path']}"
-
-
-def _table_rows(report: dict[str, Any]) -> Rows:
-    rows = [["", "table", "options", "float32", "stored", "compact", "CR formula", "CR measured"]]
-    for model in report["models"]:
-        for own in model["tables"]:
-            of = own["sizes"]
-            shape = f"{own['num_embeddings']:,} × {own['embedding_dim']:,}"
-            sizes = [_number(of.get(f"{key}_bytes")) for key in ("full", "stored", "compact")]
-            ratios = [_number(of.get(f"{key}_cr"), ".2f") for key in ("formula", "measured")]
-            rows.append([_name(model, own), shape, of["description"], *sizes, *ratios])
-    return rows
-
-
-def _model_rows(report: dict[str, Any]) -> Rows:
-    rows = [["", "model", "with compact tables", "optimiser", "file", "compact file"]]
-    for model in report["models"]:
-        of = model["sizes"]
-        keys = ("model", "compact_model", "optimizer", "file", "compact_file")
-        sizes = [_number(of.get(f"{key}_bytes") or None) for key in keys]
-        rows.append([f"{model['name']} ({model['kind']})", *sizes])
-    return rows
-
-
-def _code_rows(coded: list[Any]) -> Rows:
-    head = ["", "K", "D", "codes in use", "entropy, bits/symbol", "of"]
-    rows: Rows = [[*head, "symbols with the codes of another"]]
-    for model, own in coded:
-        use, shared = own["use"], own["shared"]
-        share = shared["sharing"] / max(shared["symbols"], 1)
-        bits = [f"{use[f'{key}_bits_per_symbol']:.1f}" for key in ("entropy", "possible")]
-        same = f"{shared['sharing']:,} of {shared['symbols']:,} ({100 * share:.2f} %)"
-        used = f"{100 * use['used_share']:.1f} %"
-        rows.append([_name(model, own), own["K"], own["D"], used, *bits, same])
-    return rows
-
-
-def _distance_rows(coded: list[Any]) -> Rows:
-    rows = [["", "median", "mean", "90 %", "mean distance", "mean cosine"]]
-    for model, own in coded:
-        far = own.get("distances")
-        if far and far["measured"]:
-            near = [f"{far['relative'][key]:.3f}" for key in ("median", "mean", "p90")]
-            means = [f"{far['distance']['mean']:.4g}", f"{far['cosine']['mean']:.3f}"]
-            rows.append([_name(model, own), *near, *means])
-    return rows
-
-
-def _change_rows(report: dict[str, Any]) -> Rows:
-    rows = [["from", "to", "table", "codes", "code bits", "symbols with a new code"]]
-    for change in report["changes"]:
-        shares = [f"{100 * change[key]:.2f} %" for key in ("codes", "bits", "symbols")]
-        rows.append([*(change[key] for key in ("from", "to", "table")), *shares])
-    return rows
-
-
-def _curve_rows(report: dict[str, Any]) -> Rows:
-    rows = [["", "updates", "valid loss", "valid perplexity", "entropy", "codes changed"]]
-    for name, own in report["curves"].items():
-        ends = {key: points[-1] for key, points in own.items()}
-        updates = max(point[0] for point in ends.values())
-        keys = ("loss", "ppl", "dpq_entropy")
-        values = [_number(ends.get(f"valid {key}", (0, None))[1], ".4g") for key in keys]
-        changed = ends.get("valid dpq_changed", (0, None))[1]
-        last = "–" if changed is None else f"{100 * changed:.2f} %"
-        rows.append([name, f"{updates:,}", *values, last])
-    return rows
-
-
 def _mean_overlap(report: dict[str, Any]) -> str:
     shares: dict[str, list[float]] = {}
     for words in report["words"].values():
@@ -203,7 +149,7 @@ def _mean_overlap(report: dict[str, Any]) -> str:
     return f" Mean overlap: {', '.join(means)}." if means else ""
 
 
-def _code_tables(report: dict[str, Any]) -> Any:
+def _code_tables(report: dict[str, Any]) -> Iterator[tuple[str, int, Any]]:
     """Of each model with codes: its name, its groups, and the words with their codes and hues."""
     for path, words in report["words"].items():
         names = dict.fromkeys(

@@ -8,12 +8,11 @@ from typing import Any, Sequence
 
 import numpy
 
-from fairseq_dpq.files.checkpoint import Progress
 from fairseq_dpq.files.errors import printable
 from fairseq_dpq.forms.base import Parts
 from fairseq_dpq.forms.packing import code_bits, pack_codes, row_bytes
-from fairseq_dpq.report.models import Model, TableView
-from fairseq_dpq.report.neighbours import nearest, steps
+from fairseq_dpq.report.models import Model, Progress, TableView, silent
+from fairseq_dpq.report.words import nearest
 
 LIMIT = 100_000  # symbols of a table that can be searched
 BUDGET = 11_000_000  # characters of the page that all of it may take
@@ -23,55 +22,38 @@ _MULTIPLICATIONS = 20_000_000_000
 
 
 def search_data(
-    models: Sequence[Model], k: int = 10, progress: Progress | None = None
+    models: Sequence[Model], k: int = 10, progress: Progress = silent
 ) -> dict[str, Any]:
     """Tables by path, each with the models that have it, and the symbols of all."""
-    paths = list(dict.fromkeys(t.path for model in models for t in model.tables if t.n))
     shown = [(model, table) for model in models for table in model.tables if table.n]
     rows = min(LIMIT, max((table.n for _, table in shown), default=0))
-    rows = min(rows, _affordable(shown, rows, k))
-    vocabularies: list[dict[str, Any]] = []
-    known: dict[Any, int] = {}
-    tables = []
-    for path in paths:
-        entries = []
-        for model, table in shown:
-            if table.path == path:
-                entry = _entry(table, min(rows, table.n), k, progress)
-                entry.update(
-                    name=model.name, vocabulary=_vocabulary(table, rows, vocabularies, known)
-                )
-                entries.append(entry)
-        tables.append({"path": path, "models": entries})
-    return {"k": k, "tables": tables, "vocabularies": vocabularies}
-
-
-def _vocabulary(
-    table: TableView, rows: int, vocabularies: list[dict[str, Any]], known: dict[Any, int]
-) -> int:
-    """The number of the table's list of symbols; models of the same data share one."""
-    key = table.n if table.symbols is None else tuple(table.symbols)
-    if key not in known:
-        known[key] = len(vocabularies)
+    rows = min(rows, _affordable([table for _, table in shown], rows, k))
+    vocabularies: dict[Any, dict[str, Any]] = {}  # models of the same data share one
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for model, table in shown:
+        key = table.n if table.symbols is None else tuple(table.symbols)
         listed = None if table.symbols is None else [printable(s) for s in table.symbols[:rows]]
-        entry = {"total": table.n, "rows": min(rows, table.n), "symbols": listed}
-        vocabularies.append(entry)
-    return known[key]
+        words = {"total": table.n, "rows": min(rows, table.n), "symbols": listed}
+        vocabularies.setdefault(key, words)
+        entry = _entry(table, min(rows, table.n), k, progress)
+        entry.update(name=model.name, vocabulary=list(vocabularies).index(key))
+        tables.setdefault(table.path, []).append(entry)
+    listed_tables = [{"path": path, "models": entries} for path, entries in tables.items()]
+    return {"k": k, "tables": listed_tables, "vocabularies": list(vocabularies.values())}
 
 
-def _affordable(shown: Sequence[tuple[Model, TableView]], rows: int, k: int) -> int:
+def _affordable(tables: Sequence[TableView], rows: int, k: int) -> int:
     """Symbols that fit into the budget."""
     fixed = each = 0.0
     lists = {}
-    for _, table in shown:
+    for table in tables:
         parts = table.parts
         if parts is not None:
             each += row_bytes([code_bits(size) for size in parts.sizes]) * 4 / 3
         if parts is not None and _by_codes(parts):
             fixed += parts.values.numel() * 4 * 4 / 3
         else:
-            some = _beforehand(table, rows)
-            fixed += some * k * 6 * 4 / 3
+            fixed += _beforehand(table, rows) * k * 6 * 4 / 3
         if table.symbols is not None:
             lists[tuple(table.symbols[:1000]), table.n] = table.symbols[:rows]
     for symbols in lists.values():
@@ -91,26 +73,23 @@ def _beforehand(table: TableView, rows: int) -> int:
     return min(rows, max(100, pairs // max(rows, 1)))
 
 
-def _entry(table: TableView, rows: int, k: int, progress: Progress | None) -> dict[str, Any]:
+def _entry(table: TableView, rows: int, k: int, progress: Progress) -> dict[str, Any]:
     entry: dict[str, Any] = {"rows": rows, "padding": table.padding_idx}
     parts = table.parts
     if parts is not None:
         bits = [code_bits(size) for size in parts.sizes]
-        packed = pack_codes(table.codes()[:rows], bits)
+        packed = pack_codes(table.codes[:rows], bits)
         entry.update(codes=_base64(packed.numpy()), bits=bits, sizes=parts.sizes)
     if parts is not None and _by_codes(parts):
         values = parts.values.float().contiguous().numpy().astype("<f4")
         entry.update(values=_base64(values), width=values.shape[1], shared=parts.shared)
     else:
         some = _beforehand(table, rows)
-        total = steps(rows, some)
-        report = progress(f"neighbours of {table.path}", total) if progress is not None else None
-        found = nearest(table.rows, rows, list(range(some)), k, table.padding_idx, report)
-        cosines = numpy.where(found.ids < 0, 0, found.cosines)
+        found = nearest(table, rows, range(some), k, progress)
         entry["neighbours"] = {
             "rows": some,
-            "ids": _base64(found.ids.astype("<i4")),
-            "cosines": _base64(numpy.round(cosines * 32767).astype("<i2")),
+            "ids": _base64(found.ids.numpy().astype("<i4")),
+            "cosines": _base64((found.cosines * 32767).round().numpy().astype("<i2")),
         }
     return entry
 

@@ -1,15 +1,61 @@
-"""Which symbols the report shows, their codes and neighbours, beside those of a full table."""
+"""Which symbols the report shows, their codes, and their nearest neighbours by cosine, which are
+found without holding the dense table."""
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
-from fairseq_dpq.files.checkpoint import Progress
+import torch
+from torch import Tensor
+
 from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.report.models import Model, TableView
-from fairseq_dpq.report.neighbours import nearest, overlap, steps
+from fairseq_dpq.report.models import Model, Progress, TableView, silent
 
 CHOSEN = 8  # symbols, if none are given
+_ROWS = 1 << 13  # rows compared at once
+_QUERIES = 1 << 9
+# Equal rows may differ by rounding: beyond this many digits the lower id is first.
+_DIGITS = 10**6
+_IDS = 1 << 32
+_NONE = -(1 << 62)
+
+
+class Neighbours(NamedTuple):
+    """Neighbours of m symbols: ids and cosines (m, k), best first; id -1 where there are fewer."""
+
+    ids: Tensor
+    cosines: Tensor
+
+
+@torch.no_grad()
+def nearest(
+    table: TableView, n: int, wanted: Sequence[int], k: int, progress: Progress = silent
+) -> Neighbours:
+    """The k nearest of the first n rows for each wanted one, without itself and padding."""
+    best = torch.full((len(wanted), k), _NONE)
+    padding = -1 if table.padding_idx is None else table.padding_idx
+    done = progress(f"neighbours in {table.path}", n * -(-len(wanted) // _QUERIES))
+    for first in range(0, len(wanted), _QUERIES):
+        some = torch.tensor(list(wanted[first : first + _QUERIES]))
+        query = _unit(table.rows(some))
+        for start in range(0, n, _ROWS):
+            other = torch.arange(start, min(start + _ROWS, n))
+            cosine = (query @ _unit(table.rows(other)).t()).double()
+            # One number to sort by: the cosine first, then the lower id.
+            score = (cosine.nan_to_num() * _DIGITS).round().long() * _IDS - other
+            left_out = (some[:, None] == other) | (other == padding)
+            score[left_out] = _NONE
+            part = slice(first, first + len(some))
+            best[part] = torch.cat([best[part], score], 1).topk(k, 1).values
+            done(len(other))
+    missing = best == _NONE
+    ids = (-best) % _IDS
+    cosines = ((best + ids) // _IDS).double() / _DIGITS
+    return Neighbours(ids.masked_fill(missing, -1), cosines.masked_fill(missing, 0))
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(rows.float(), dim=-1)
 
 
 def chosen_words(tables: Sequence[TableView], given: Sequence[str]) -> list[str]:
@@ -36,17 +82,17 @@ def _row(table: TableView, word: str) -> int | None:
         number = word[1:] if word.startswith("#") else word
         row = int(number) if number.isascii() and number.isdigit() and len(number) < 10 else -1
         return row if 0 <= row < table.n else None
-    return table.row_of().get(word)
+    return table.row_of.get(word)
 
 
 def missing_words(tables: Sequence[TableView], given: Sequence[str]) -> list[str]:
     """Given symbols that no table has; if that is all of them, an error."""
-    out = [word for word in given if not any(_row(t, word) is not None for t in tables)]
-    if given and tables and len(out) == len(given):
+    known = chosen_words(tables, given) if given else []
+    if given and tables and not known:
         have = any(table.symbols is not None for table in tables)
         hint = "" if have else "; there is no dictionary: add --dict FILE, or give row numbers"
-        raise CheckpointError(f"--words {printable(' '.join(out))}: no table has them{hint}")
-    return out
+        raise CheckpointError(f"--words {printable(' '.join(given))}: no table has them{hint}")
+    return [word for word in given if word not in known]
 
 
 def word_facts(
@@ -55,40 +101,37 @@ def word_facts(
     words: Sequence[str],
     reference: Model | None,
     k: int,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> list[dict[str, Any]]:
     """Codes and neighbours of each word in each model that has the table."""
-    out: list[dict[str, Any]] = [{"word": word, "models": {}} for word in words]
+    out: dict[str, dict[str, Any]] = {word: {} for word in words}
     for model in models:
         table = model.table(path)
         if table is None:
             continue
         places = {word: _row(table, word) for word in words}
         rows = {word: row for word, row in places.items() if row is not None}
-        asked = list(rows.values())
-        total = steps(table.n, len(asked))
-        report = progress(f"neighbours in {path}", total) if progress is not None else None
-        found = nearest(table.rows, table.n, asked, k, table.padding_idx, report)
-        for at, (word, row) in enumerate(rows.items()):
+        found = nearest(table, table.n, list(rows.values()), k, progress)
+        for (word, row), ids, cosines in zip(rows.items(), *map(Tensor.tolist, found)):
             facts: dict[str, Any] = {"row": row}
             if table.parts is not None:
-                facts["codes"] = table.codes()[row].tolist()
+                facts["codes"] = table.codes[row].tolist()
             facts["neighbours"] = [
                 {"symbol": table.symbol(other), "row": other, "cosine": round(cosine, 4)}
-                for other, cosine in found.pairs(at)
+                for other, cosine in zip(ids, cosines)
+                if other >= 0
             ]
-            out[list(words).index(word)]["models"][model.name] = facts
-    if reference is not None:
-        _add_overlap(out, reference.name)
-    return out
+            out[word][model.name] = facts
+    for own in out.values():
+        if reference is not None and reference.name in own:
+            _add_overlap(own, reference.name)
+    return [{"word": word, "models": own} for word, own in out.items()]
 
 
-def _add_overlap(words: list[dict[str, Any]], reference: str) -> None:
-    for word in words:
-        if reference not in word["models"]:
-            continue
-        wanted = [entry["symbol"] for entry in word["models"][reference]["neighbours"]]
-        for name, facts in word["models"].items():
-            if name != reference:
-                ours = [entry["symbol"] for entry in facts["neighbours"]]
-                facts["overlap"] = overlap(ours, wanted)
+def _add_overlap(models: dict[str, dict[str, Any]], reference: str) -> None:
+    """The share of the reference's neighbours that each other model has too."""
+    near = {name: {n["symbol"] for n in own["neighbours"]} for name, own in models.items()}
+    wanted = len(models[reference]["neighbours"])
+    for name, facts in models.items():
+        if name != reference:
+            facts["overlap"] = len(near[name] & near[reference]) / wanted if wanted else None

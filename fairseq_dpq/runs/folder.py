@@ -55,7 +55,7 @@ def working_in(out: Path) -> Iterator[None]:
         with locked(out / ".lock", busy):
             yield
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and isinstance(error, (FileExistsError, NotADirectoryError)):
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
             raise RunsError(f"--out {out} is not a folder; give a folder") from error
         reason = getattr(error, "strerror", None) or error
         raise RunsError(f"--out {out}: cannot be written ({reason})") from error

@@ -7,6 +7,7 @@ again. However the runner ends, SIGKILL included, its commands end too (guard.py
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shlex
 import shutil
@@ -16,16 +17,18 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Sequence
+from typing import Any, Callable, Dict, Sequence
 
-from fairseq_dpq.files.errors import printable
-from fairseq_dpq.runs import live
+from tqdm import tqdm
+
+from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.runs.folder import RunsError, read_json, write_json
 from fairseq_dpq.runs.logs import ATTEMPT, RunLog
 
 _GUARD = Path(__file__).with_name("guard.py")
 _POLL, _LOOK = 0.1, 2.0  # seconds between looks at processes, and at logs
 RESULT = "result.json"
+RUNNING, DONE, FAILED = "running", "done", "failed"
 Facts = Dict[str, Any]
 
 
@@ -54,7 +57,8 @@ class Job:
     """Commands in order, and what their result is.
 
     `finish` gets the job and the facts of its steps, and returns what result.json holds besides. If
-    it raises RunsError, the job has failed. `after` names jobs that must be done before.
+    it raises RunsError or CheckpointError, the job has failed. `after` names jobs that must be done
+    before.
     """
 
     name: str
@@ -74,7 +78,7 @@ class Job:
     def done(self) -> Facts | None:
         """The result of a job that is complete."""
         found = self.state()
-        return found if found.get("status") == live.DONE else None
+        return found if found.get("status") == DONE else None
 
     def output(self, step: str) -> Facts:
         """The JSON that a step printed."""
@@ -86,16 +90,76 @@ class Job:
 
 @dataclass
 class _Running:
-    """A job that is going on. Closing `pipe` ends its command."""
+    """A job that is going on. Closing its standard input ends its command."""
 
     job: Job
-    row: live.Row
     slot: int
     environment: dict[str, str]
     facts: list[Facts]  # of the steps that are done
     process: subprocess.Popen[bytes]
-    pipe: int
     log: RunLog
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    @property
+    def step(self) -> Step:
+        return self.job.steps[len(self.facts)]
+
+    def share(self) -> float:
+        """The share of the job that is done."""
+        weights = [step.weight for step in self.job.steps]
+        done = sum(weights[: len(self.facts)])
+        return (done + weights[len(self.facts)] * self.log.progress()) / sum(weights)
+
+
+class _Progress:
+    """How far all jobs are, and those that run, with the time that remains: bars on a terminal, a
+    line every so many seconds elsewhere."""
+
+    def __init__(self, total: int, done: int, every: float) -> None:
+        self._terminal, self._every = sys.stderr.isatty(), every
+        self._file = sys.stderr if self._terminal else io.StringIO()
+        self._all = self._bar(total, done, f"{total} runs")
+        self._running: dict[str, Any] = {}
+        self._looked = self._printed = time.monotonic()
+
+    def _bar(self, total: int, done: float, name: str, leave: bool = True) -> Any:
+        form = "{l_bar}{bar}| {elapsed} so far, about {remaining} to go{postfix}"
+        options: Any = {"desc": name, "leave": leave, "file": self._file, "bar_format": form}
+        return tqdm(total=total, initial=done, smoothing=0, **options)
+
+    def look(self, ended: int, running: Sequence[_Running]) -> None:
+        """Read the logs and redraw, now and then."""
+        if time.monotonic() - self._looked < _LOOK:
+            return
+        self._looked = time.monotonic()
+        for run in running:
+            run.log.read()
+            name, share = run.job.name, run.share()
+            if name not in self._running:
+                self._running[name] = self._bar(1, share, name, leave=False)
+                self._all.initial += share  # what was done before takes no time now
+            bar, loss = self._running[name], run.log.loss
+            bar.n = max(bar.n, share)
+            bar.set_postfix_str(run.step.name if loss is None else f"loss {loss:g}")
+        for name in self._running.keys() - {run.job.name for run in running}:
+            self._running.pop(name).close()
+        self._all.n = ended + sum(bar.n for bar in self._running.values())
+        self._all.refresh()
+        if not self._terminal and self._looked - self._printed >= self._every:
+            self._printed = self._looked
+            print("; ".join(map(str, [self._all, *self._running.values()])), file=sys.stderr)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        tqdm.write(text, file=sys.stderr)
+
+    def close(self, ended: int) -> None:
+        self._all.n = ended
+        for bar in [*self._running.values(), self._all]:
+            bar.close()
 
 
 class Runner:
@@ -104,25 +168,14 @@ class Runner:
     def __init__(
         self,
         jobs: Sequence[Job],
-        note: Callable[[RunLog], str] = lambda log: (
-            "" if log.loss is None else f"loss {log.loss:g}"
-        ),
         line: Callable[[Facts], str] = lambda result: "done",
         every: float = 60.0,
     ) -> None:
-        """`note` words what a running command's log says, `line` a result; `every` so many seconds
-        the progress is printed where there is no terminal."""
-        self.jobs = list(jobs)
-        self.note, self.line, self.every = note, line, every
-        self.results: dict[str, Facts] = {}
-        self.rows = {job.name: live.Row(job.name) for job in jobs}
-        for job in self.jobs:
-            found = job.done()
-            if found is not None:
-                self.results[job.name] = found
-                row = self.rows[job.name]
-                row.state, row.share, row.first_share = live.DONE, 1.0, 1.0
-                row.note = "done before"
+        """`line` words a result; `every` so many seconds the progress is printed where there is no
+        terminal."""
+        self.jobs, self.line, self.every = list(jobs), line, every
+        found = {job.name: job.done() for job in self.jobs}
+        self.results: dict[str, Facts] = {n: facts for n, facts in found.items() if facts}
 
     def waiting(self) -> list[Job]:
         return [job for job in self.jobs if job.name not in self.results]
@@ -139,8 +192,7 @@ class Runner:
         is passed on. If `go_on` has something to say about a result, no further job is started."""
         queue = self.waiting()[:limit]
         running: list[_Running] = []
-        shown = live.Live(list(self.rows.values()), every=self.every)
-        looked = 0.0
+        progress = _Progress(len(self.jobs), len(self.results), self.every)
         try:
             while queue or running:
                 for job in self._ready(queue)[: workers - len(running)]:
@@ -153,7 +205,6 @@ class Runner:
                     queue.remove(job)
                     running.append(self._start(job, slot, environment))
                 if not running:  # what the others wait for has failed
-                    queue.clear()
                     break
                 time.sleep(_POLL)
                 for run in [r for r in running if r.process.poll() is not None]:
@@ -161,134 +212,96 @@ class Runner:
                         continue
                     running.remove(run)
                     result = self.results[run.job.name]
-                    shown.say(f"{run.job.name}: {self._words(run.job, result)}")
+                    failed = f"FAILED, {result['error']} (logs: {run.job.folder})"
+                    said = self.line(result) if result["status"] == DONE else failed
+                    progress.say(f"{run.job.name}: {said}")
                     problem = go_on(result)
                     if problem and queue:
-                        shown.say(problem)
+                        progress.say(problem)
                         queue.clear()
-                if time.monotonic() - looked >= _LOOK:
-                    looked = time.monotonic()
-                    for run in running:
-                        self._look(run)
-                    shown.draw()
+                progress.look(len(self.results), running)
         finally:
+            progress.close(len(self.results))
             for run in running:
-                os.close(run.pipe)
+                run.close()
             for run in running:
                 run.process.wait()
         return self.results
 
     def _ready(self, queue: list[Job]) -> list[Job]:
         names = {job.name for job in self.jobs}
-        done = {name for name, result in self.results.items() if result["status"] == live.DONE}
+        done = {name for name, result in self.results.items() if result["status"] == DONE}
         return [job for job in queue if all(n in done for n in job.after if n in names)]
 
     def _start(self, job: Job, slot: int, environment: dict[str, str]) -> _Running:
         """Start the first command that is not done."""
         job.folder.mkdir(parents=True, exist_ok=True)
         facts = []
-        for step, known in zip(job.steps, job.state().get("steps", [])):
+        # The last one runs again if all but the result was there.
+        for step, known in zip(job.steps[:-1], job.state().get("steps", [])):
             if not isinstance(known, dict) or known.get("command") != str(step):
                 break
             facts.append(known)
-        row = self.rows[job.name]
-        row.state = live.RUNNING
-        if len(facts) == len(job.steps):  # all but the result was there
-            facts.pop()
         started = self._popen(job, job.steps[len(facts)], environment)
-        run = _Running(job, row, slot, environment, facts, *started)
-        run.row.share = run.row.first_share = self._share(run)
-        return run
+        return _Running(job, slot, environment, facts, *started)
 
     def _popen(
         self, job: Job, step: Step, environment: dict[str, str]
-    ) -> tuple[subprocess.Popen[bytes], int, RunLog]:
+    ) -> tuple[subprocess.Popen[bytes], RunLog]:
         for path in () if step.resumes else step.fresh:
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
-                missing_ok=True
-            )
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         (job.folder / "usage.json").unlink(missing_ok=True)
         log = RunLog(job.folder / f"{step.name}.log")
-        if step.resumes:
-            log.read()
-        read, write = os.pipe()
         words = [find_program(step.words[0]), *step.words[1:]]
-        try:
-            with contextlib.ExitStack() as files:
-                said = files.enter_context(open(log.path, "ab" if step.resumes else "wb"))
-                out = said
-                if step.json:
-                    out = files.enter_context(open(job.folder / f"{step.name}.json", "wb"))
-                if step.resumes:
-                    said.write(f"{ATTEMPT} {log.attempts + 1}\n".encode())
-                    said.flush()
-                process = subprocess.Popen(
-                    [sys.executable, "-I", str(_GUARD), str(job.folder.absolute()), *words],
-                    stdin=read,
-                    stdout=out,
-                    stderr=said,
-                    cwd=step.cwd,
-                    env={**os.environ, **environment, **step.environment},
-                    start_new_session=True,  # a group of its own, which the guard may kill
-                )
-        except BaseException:
-            os.close(write)
-            raise
-        finally:
-            os.close(read)
-        return process, write, log
+        with contextlib.ExitStack() as files:
+            said = out = files.enter_context(open(log.path, "ab" if step.resumes else "wb"))
+            if step.json:
+                out = files.enter_context(open(job.folder / f"{step.name}.json", "wb"))
+            if step.resumes:
+                said.write(f"{ATTEMPT} {log.read().attempts + 1}\n".encode())
+                said.flush()
+            process = subprocess.Popen(
+                [sys.executable, "-I", str(_GUARD), str(job.folder.absolute()), *words],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=said,
+                cwd=step.cwd,
+                env={**os.environ, **environment, **step.environment},
+                start_new_session=True,  # a group of its own, which the guard may kill
+            )
+        return process, log
 
     def _next_step(self, run: _Running) -> bool:
         """A command has ended: record it and start the next one; False if the job has ended."""
-        os.close(run.pipe)
+        run.close()
         run.log.read()
-        job, step = run.job, run.job.steps[len(run.facts)]
+        job, step, code = run.job, run.step, run.process.returncode
+        if code != 0:
+            said = run.log.last_line() or "no output"
+            self._write(run, FAILED, {"error": f"{step.name}: exit code {code}: {said}"})
+            return False
         usage = read_json(job.folder / "usage.json") or {}
         facts = {"name": step.name, "command": str(step), "attempts": max(run.log.attempts, 1)}
         facts.update({key: usage.get(key) for key in ("seconds", "cpu_seconds", "peak_bytes")})
-        code = run.process.returncode
-        if code != 0:
-            said = run.log.tail() or "no output"
-            self._end(run, live.FAILED, {"error": f"{step.name}: exit code {code}: {said}"})
-            return False
         run.facts.append(facts)
         if len(run.facts) < len(job.steps):
-            self._write(job, live.RUNNING, run.facts, {})
-            following = job.steps[len(run.facts)]
-            run.process, run.pipe, run.log = self._popen(job, following, run.environment)
+            self._write(run, RUNNING, {})
+            run.process, run.log = self._popen(job, run.step, run.environment)
             return True
         try:
-            self._end(run, live.DONE, job.finish(job, run.facts))
-        except RunsError as error:
-            self._end(run, live.FAILED, {"error": str(error)})
+            self._write(run, DONE, job.finish(job, run.facts))
+        except (RunsError, CheckpointError) as error:
+            self._write(run, FAILED, {"error": str(error)})
         return False
 
-    def _end(self, run: _Running, status: str, facts: Facts) -> None:
-        self.results[run.job.name] = self._write(run.job, status, run.facts, facts)
-        run.row.state = status
-        run.row.share = 1.0 if status == live.DONE else run.row.share
-        run.row.note = facts.get("error", "") or self.line(self.results[run.job.name])
-
-    def _write(self, job: Job, status: str, steps: list[Facts], facts: Facts) -> Facts:
-        result = {"name": job.name, "status": status, "error": "", **facts, "steps": steps}
-        write_json(job.folder / RESULT, result)
-        return result
-
-    def _share(self, run: _Running) -> float:
-        """The share of the job that is done."""
-        weights = [step.weight for step in run.job.steps]
-        done = sum(weights[: len(run.facts)])
-        return (done + weights[len(run.facts)] * run.log.progress()) / sum(weights)
-
-    def _look(self, run: _Running) -> None:
-        run.log.read()
-        run.row.share = max(run.row.share, self._share(run))
-        run.row.note = self.note(run.log) or run.job.steps[len(run.facts)].name
-
-    def _words(self, job: Job, result: Facts) -> str:
-        if result["status"] != live.DONE:
-            return f"FAILED, {result['error']} (logs: {job.folder})"
-        return self.line(result)
+    def _write(self, run: _Running, status: str, facts: Facts) -> None:
+        result = {"name": run.job.name, "status": status, "error": "", **facts, "steps": run.facts}
+        write_json(run.job.folder / RESULT, result)
+        if status != RUNNING:
+            self.results[run.job.name] = result
 
 
 def find_program(name: str) -> str:
@@ -299,33 +312,23 @@ def find_program(name: str) -> str:
     return str(beside) if beside.exists() else shutil.which(name) or name
 
 
-class Stopped(BaseException):
-    """A signal asked the program to end."""
-
-
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the program as Ctrl-C does."""
+def run_command(prog: str, work: Callable[[], int], again: str) -> int:
+    """Do the work of a command; errors become one line and an exit code: 2 for bad input. SIGTERM
+    and SIGHUP end it as Ctrl-C does."""
 
     def stop(number: int, frame: Any) -> None:
-        raise Stopped(number)
+        raise KeyboardInterrupt(number)
 
-    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    old = {number: signal.signal(number, stop) for number in signals}
     try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-
-def run_command(prog: str, work: Callable[[], int], again: str) -> int:
-    """Do the work of a command; errors become one line and an exit code: 2 for bad input."""
-    try:
-        with _stopped_by_signals():
-            return work()
+        return work()
     except (RunsError, OSError) as error:
         print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, Stopped) as stop:
+    except KeyboardInterrupt as stopped:
         print(f"\n{prog}: stopped; go on with: {printable(again)}", file=sys.stderr)
-        return 130 if isinstance(stop, KeyboardInterrupt) else 128 + int(stop.args[0])
+        return 128 + int((stopped.args or (signal.SIGINT,))[0])
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Iterable, Sequence
 
 from fairseq_dpq.choosing_sizes import compact_bytes
 from fairseq_dpq.files.checkpoint import Checkpoint
-from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.runs.logs import RunLog, lower_is_better
 from fairseq_dpq.runs.runner import Facts, Job
-from fairseq_dpq.sweeps.commands import CHECKPOINTS
-from fairseq_dpq.sweeps.grid import Point
+from fairseq_dpq.sweeps.grid import CHECKPOINTS, Point
 
 LINES = "results.jsonl"
 
@@ -42,10 +40,6 @@ class Result:
     formula_ratio: float | None = None
     error: str = ""
     command: str = ""
-
-    @property
-    def point(self) -> Point:
-        return Point(self.method, self.K, self.D, self.shared)
 
     @property
     def done(self) -> bool:
@@ -79,31 +73,28 @@ _KINDS = {"str": str, "int": int, "bool": bool, "float": (int, float), "dict": d
 
 def finish(point: Point, job: Job, steps: list[Facts]) -> Facts:
     """What result.json holds of a training that has ended."""
-    log = RunLog(job.folder / "train.log")
-    log.read()
+    log = RunLog(job.folder / "train.log").read()
     if not log.valid:
         raise RunsError("it ended without a validation")
-    try:
-        sizes, warmup = measure(job.folder / CHECKPOINTS)
-    except CheckpointError as error:
-        raise RunsError(str(error)) from error
+    sizes, warmup = measure(job.folder / CHECKPOINTS)
     usage = {key: steps[0][key] for key in ("seconds", "cpu_seconds", "peak_bytes", "attempts")}
     return {
-        **{"method": point.method, "K": point.K, "D": point.D, "shared": point.shared},
+        **asdict(point),
+        **usage,
+        **sizes,
         # During the warm-up a validation is one of a full table.
-        **{"scores": log.best(after=warmup), "updates": log.updates, "command": job.commands()[0]},
-        **{"gpu_gb_free": log.gpu_gb_free, **usage, **sizes},
+        "scores": log.best(after=warmup),
+        "updates": log.updates,
+        "gpu_gb_free": log.gpu_gb_free,
+        "command": steps[0]["command"],
     }
 
 
 def measure(checkpoints: Path) -> tuple[dict[str, Any], int]:
     """The sizes of a run's tables, and the updates of its warm-up, from its checkpoint."""
-    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
-        if (checkpoints / name).is_file():
-            record = Checkpoint.load(checkpoints / name).record()
-            break
-    else:
-        return {}, 0
+    files = [checkpoints / f"checkpoint_{name}.pt" for name in ("best", "last")]
+    path = next((file for file in files if file.is_file()), None)
+    record = None if path is None else Checkpoint.load(path).record()
     if record is None:
         return {}, 0
     full = bits = small = warmup = 0
@@ -142,9 +133,7 @@ def read_results(out: Path) -> list[Result]:
 
 def choose_metric(results: Sequence[Result], wanted: str | None) -> str:
     """The metric to compare by: the one asked for, else perplexity, else loss."""
-    known: dict[str, None] = {}
-    for result in results:
-        known.update(dict.fromkeys(result.scores))
+    known = list(dict.fromkeys(name for result in results for name in result.scores))
     if wanted is None:
         return next((name for name in ("ppl", "loss") if name in known), next(iter(known), "loss"))
     if known and wanted not in known:

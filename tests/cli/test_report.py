@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fairseq_dpq.cli import compact, export, report
-from fairseq_dpq.report import write
+from fairseq_dpq.report import page
 from helpers.report_files import dictionary, exported, full
 from helpers.toy_checkpoints import PATH, make_layer, save_toy
 
@@ -87,9 +87,9 @@ def test_million_symbols_are_sampled(tmp_path: Path, capsys) -> None:
     codes = (torch.arange(n * 2).view(n, 2) % 16).to(torch.uint8)
     path = exported(tmp_path / "t.safetensors", codes, torch.randn(2, 16, 2))
     assert report.main([str(path), "--out", str(tmp_path / "out"), "--words", "5"]) == 0
-    page = tmp_path / "out" / "report.html"
-    assert page.stat().st_size < 15_000_000
-    text = page.read_text(encoding="utf-8")
+    html = tmp_path / "out" / "report.html"
+    assert html.stat().st_size < 15_000_000
+    text = html.read_text(encoding="utf-8")
     assert "The search holds the first 100,000 of 1,000,000 symbols" in text
     (model,) = json.loads((tmp_path / "out" / "report.json").read_text())["models"]
     use, shared = model["tables"][0]["use"], model["tables"][0]["shared"]
@@ -142,7 +142,7 @@ def test_failure_midway_leaves_nothing(tmp_path: Path, capsys, monkeypatch) -> N
         raise OSError("disk full")
 
     path = save_toy(tmp_path / "a.pt", make_layer())
-    monkeypatch.setattr(write, "render_page", fail)
+    monkeypatch.setattr(page, "render_page", fail)
     assert report.main([str(path), "--out", str(tmp_path / "out")]) == 1
     assert "disk full" in capsys.readouterr().err and not (tmp_path / "out").exists()
     (tmp_path / "mine").mkdir()

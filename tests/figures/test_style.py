@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 
 
 def _saved(folder: Path, name: str) -> tuple[str, bytes]:
-    with style.figure(style.HALF) as figure:
+    with style.figure((4.4, 3.2)) as figure:
         axes = figure.subplots()
         axes.plot([0, 1], [2, 3], label="$x$ & <b>")
         axes.legend()
@@ -62,11 +62,15 @@ def test_png_has_the_stated_size(tmp_path: Path) -> None:
 
 def test_heat_map_cells_and_text_colours() -> None:
     values = numpy.array([[0.0, 1.0], [2.0, 3.0]])
-    with style.figure(style.SQUARE) as figure:
+    with style.figure() as figure:
         axes = figure.subplots()
-        image = style.heat_map(axes, values, ["a", "b"], ["c", "d"], [["0", "1"], ["2", "3"]])
+        image = style.heat_map(axes, values, [["0", "1"], ["2", "3"]])
         assert numpy.array_equal(image.get_array(), values)
-        assert [t.get_text() for t in axes.get_yticklabels()] == ["a", "b"]
-        assert [t.get_text() for t in axes.get_xticklabels()] == ["c", "d"]
         colors = {t.get_text(): t.get_color() for t in axes.texts}
     assert colors["0"] == style.ON_DARK_CELL and colors["3"] == style.ON_LIGHT_CELL
+
+
+def test_human_sizes() -> None:
+    sizes = (0, 999, 2500, 45_584, 1_307_411, 6e9)
+    texts = ["0 B", "999 B", "2.5 kB", "45.6 kB", "1.31 MB", "6 GB"]
+    assert [style.human(size) for size in sizes] == texts

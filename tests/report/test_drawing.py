@@ -93,11 +93,6 @@ def test_curves_have_the_points_of_the_log() -> None:
     assert colors == [style.LIGHT.series[1], style.LIGHT.series[1], style.LIGHT.series[2]]
 
 
-def test_human_sizes() -> None:
-    sizes = (0, 999, 45_584, 1_307_411, 6e9)
-    assert [drawing.human(size) for size in sizes] == ["0 B", "999 B", "45.6 kB", "1.31 MB", "6 GB"]
-
-
 def test_files_of_a_report(tmp_path: Path) -> None:
     """One figure of each kind; names become file names that any system takes."""
     values = torch.randn(1, 300, 4)

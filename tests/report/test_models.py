@@ -28,7 +28,7 @@ def test_training_compact_and_exported_are_one_table(tmp_path: Path) -> None:
     assert first.path == PATH and first.n == 60 and first.layer is not None
     for model in models:
         (own,) = model.tables
-        assert torch.equal(own.codes(), first.codes())
+        assert torch.equal(own.codes, first.codes)
         assert torch.equal(own.rows(torch.arange(60)), first.rows(torch.arange(60)))
         assert own.symbols is not None and own.symbols[:5] == [
             "<s>",

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from fairseq_dpq.files.errors import printable
-from fairseq_dpq.report.curves import Curves
-from fairseq_dpq.report.models import load_model
-from fairseq_dpq.report.page import render_page
-from fairseq_dpq.report.write import write_report
+from fairseq_dpq.report.build import build_report
+from fairseq_dpq.report.models import Model, load_model
+from fairseq_dpq.report.page import render_page, write_report
+from fairseq_dpq.report.search import search_data
+from fairseq_dpq.runs.logs import Curves
 from helpers import chromium
 from helpers.report_files import dictionary, exported, full
 from helpers.toy_checkpoints import make_layer, save_toy
@@ -33,6 +34,12 @@ HOSTILE = [
     "$x^2$%s{0}",
     "</bdi></td>",
 ]
+
+
+def _write(models: list[Model], out: Path, title: str = "t", **how: Any) -> dict[str, Any]:
+    report = build_report(models, **how)
+    write_report(report, search_data(models), out, title)
+    return report
 
 
 def _render(report: dict[str, Any], **search: Any) -> str:
@@ -83,7 +90,7 @@ def _hostile(folder: Path) -> Path:
         load_model(save_toy(folder / "a.pt", make_layer()), "'a\" & <i>", {"": file}),
     ]
     curves: dict[str, Curves] = {"<u>log</u>": {"valid loss": [(1, 2.0), (2, 1.0)]}}
-    write_report(models, folder / "out", words=HOSTILE[:4], curves=curves, title="<s>x</s>")
+    _write(models, folder / "out", words=HOSTILE[:4], curves=curves, title="<s>x</s>")
     return folder / "out" / "report.html"
 
 
@@ -121,7 +128,7 @@ def test_search_in_a_browser(browser: chromium.Browser, tmp_path: Path) -> None:
     values = torch.tensor([[[1.0], [2], [-1], [-2]], [[0.0], [1], [3], [-1]]])
     words = ["<pad>", "▁House", "home", "tree", "houses", "cat"]
     path = exported(tmp_path / "s.safetensors", codes, values, words, 0)
-    write_report([load_model(path, "small", {})], tmp_path / "out", words=["tree"])
+    _write([load_model(path, "small", {})], tmp_path / "out", words=["tree"])
     browser.open(tmp_path / "out" / "report.html")
     browser.run("document.getElementById('word').focus()")
     browser.type("hous")
@@ -177,7 +184,7 @@ def test_links_codes_and_a_narrow_window(browser: chromium.Browser, tmp_path: Pa
     codes = torch.randint(0, 4, (6, 16), dtype=torch.uint8)
     words = ["<pad>", "a\u2028b", "\u2028", "\u3000x", "tree", "cat"]
     path = exported(tmp_path / "s.safetensors", codes, torch.randn(16, 4, 2), words, 0)
-    write_report([load_model(path, "small", {})], tmp_path / "out", words=words[1:4])
+    _write([load_model(path, "small", {})], tmp_path / "out", words=words[1:4])
     browser.width(500)
     browser.open(tmp_path / "out" / "report.html")
     for at, word in enumerate(words[1:4]):
@@ -201,7 +208,7 @@ def test_hundred_thousand_symbols(browser: chromium.Browser, tmp_path: Path) -> 
     codes = torch.randint(0, K, (n, D), dtype=torch.uint8)
     values = torch.randn(D, K, 8)
     path = exported(tmp_path / "s.safetensors", codes, values, [f"wörd{i}" for i in range(n)], 1)
-    report = write_report([load_model(path, "s", {})], tmp_path / "out", words=["wörd31415"])
+    report = _write([load_model(path, "s", {})], tmp_path / "out", words=["wörd31415"])
     page = tmp_path / "out" / "report.html"
     assert page.stat().st_size < 15_000_000
     browser.open(page)

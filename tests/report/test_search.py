@@ -34,7 +34,7 @@ def test_codes_and_values_come_back(tmp_path: Path, D: int, K: int) -> None:
     (entry,) = data["tables"][0]["models"]
     packed = torch.from_numpy(_bytes(entry["codes"], "u1").copy()).view(50, -1)
     codes = unpack_codes(packed, entry["bits"], torch.int16)
-    assert torch.equal(codes, model.tables[0].codes().to(torch.int16))
+    assert torch.equal(codes, model.tables[0].codes.to(torch.int16))
     values = _bytes(entry["values"], "<f4").reshape(-1, entry["width"])
     assert numpy.array_equal(values, model.tables[0].parts.values.numpy())
     assert entry["padding"] == 1 and data["vocabularies"][0]["symbols"][7] == "s7"

@@ -71,9 +71,18 @@ def test_another_command_is_run_and_leftovers_are_removed(tmp_path: Path) -> Non
     one = job(tmp_path, step("a", trace(tmp_path, "a"), fresh=(left,)))
     Runner([one]).run()
     assert not left.exists()
-    (tmp_path / "one" / "result.json").write_text("{")  # damaged: not done
+    (tmp_path / "one" / "result.json").unlink()
     Runner([job(tmp_path, step("a", trace(tmp_path, "b")))]).run()
     assert (tmp_path / "trace").read_text() == "ab"
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[]", b'{"status": "done"}'])
+def test_a_damaged_result_counts_as_not_done(tmp_path: Path, text: bytes) -> None:
+    one = job(tmp_path, step("a", trace(tmp_path, "a"), resumes=True))
+    Runner([one]).run()
+    (tmp_path / "one" / "result.json").write_bytes(text)
+    assert Runner([one]).run()["one"]["steps"][0]["attempts"] == 2
+    assert (tmp_path / "trace").read_text() == "aa"
 
 
 def test_finish_may_refuse(tmp_path: Path) -> None:
@@ -82,6 +91,23 @@ def test_finish_may_refuse(tmp_path: Path) -> None:
 
     result = Runner([job(tmp_path, step("a", "pass"), finish=finish)]).run()["one"]
     assert (result["status"], result["error"]) == ("failed", "no score")
+
+
+def test_progress_is_that_of_the_log_and_of_what_is_done(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    """One of two jobs is done, the other at update 5 of 10."""
+    monkeypatch.setattr(module, "_LOOK", 0)
+    first = job(tmp_path, step("a", "pass"))
+    Runner([first]).run()
+    log = '| x | {\'max_update\': 10}\n| train_inner | {"num_updates": "5", "loss": "2"}'
+    second = job(
+        tmp_path, step("b", f"import time; print({log!r}, flush=True); time.sleep(1)"), name="two"
+    )
+    Runner([first, second], every=0.1).run()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "loss 2" in line]
+    assert lines[-1].startswith("2 runs:  75%") and "; two:  50%" in lines[-1]
+    assert "so far, about " in lines[-1]
 
 
 def test_cpu_time_is_that_of_the_command(tmp_path: Path) -> None:

@@ -49,24 +49,24 @@ def test_matrix_by_hand() -> None:
     runs = _planted()
     assert figures.axes_of(runs) == ([2, 8], [4, 16, 32])
     scores = figures.matrix(runs, "sx", False, lambda r: r.scores["ppl"])
-    assert scores == [[24, 36, 52], [84, 96, 112]]
+    assert scores.tolist() == [[24, 36, 52], [84, 96, 112]]
     assert math.isnan(figures.matrix(runs, "vq", False, lambda r: r.scores["ppl"])[1][2])
     # of any method: sx has what vq lacks
-    assert figures.matrix(runs, None, False, lambda r: r.ratio)[1] == [50, 12.5, 6.25]
+    assert figures.matrix(runs, None, False, lambda r: r.ratio)[1].tolist() == [50, 12.5, 6.25]
     runs[1].status = "failed"
     assert math.isnan(figures.matrix(runs, "sx", False, lambda r: r.scores["ppl"])[0][0])
 
 
-def test_extra_cost_by_hand() -> None:
-    runs = _planted()
-    time = figures.matrix(runs, "sx", False, figures.extra_time(runs))
+def test_extra_cost_by_hand(tmp_path: Path) -> None:
+    full, *_ = runs = _planted()
+    time = figures.matrix(runs, "sx", False, lambda r: figures.extra_time(r, full))
     assert [[round(x, 6) for x in row] for row in time] == [[0.8, 3.2, 6.4], [3.2, 12.8, 25.6]]
-    memory = figures.matrix(runs, "vq", False, figures.extra_memory(runs))
-    assert memory[0] == [8, 32, 64]
+    memory = figures.matrix(runs, "vq", False, lambda r: figures.extra_memory(r, full))
+    assert memory[0].tolist() == [8, 32, 64]
     runs[0].gpu_gb_free = 10.0
     runs[1].gpu_gb_free = 9.5  # on a GPU its memory counts
-    assert figures.extra_memory(runs)(runs[1]) == 512
-    assert figures.extra_time(runs[1:])(runs[1]) is None  # without a full table
+    assert figures.extra_memory(runs[1], full) == 512
+    assert figures.cost(runs[1:], tmp_path / "cost") == []  # without a full table
 
 
 def test_cells_and_lines_of_the_figures(tmp_path: Path) -> None:
@@ -107,4 +107,3 @@ def test_brighter_is_better(tmp_path: Path) -> None:
 def test_nothing_to_draw(tmp_path: Path) -> None:
     failed = [Result("sx-2-4", "sx", 2, 4, status="failed")]
     assert figures.draw_all(failed, "ppl", tmp_path) == []
-    assert figures.short_bytes(2500) == "2.5 kB" and figures.short_bytes(3e6) == "3 MB"

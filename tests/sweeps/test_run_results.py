@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_dpq.runs import live
 from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.runs.logs import ATTEMPT, RunLog, lower_is_better
 from fairseq_dpq.sweeps.results import (
@@ -62,7 +61,7 @@ def test_log_grows_and_is_resumed(tmp_path: Path) -> None:
         file.write("x | INFO | fairseq_cli.train | done training in 9.0 seconds\n")
     log.read()
     assert log.finished and log.progress() == 1.0
-    assert log.tail() == "x | INFO | fairseq_cli.train | done training in 9.0 seconds"
+    assert log.last_line() == "x | INFO | fairseq_cli.train | done training in 9.0 seconds"
 
 
 def _run(name: str, size: int, ppl: float, **more: object) -> Result:
@@ -118,20 +117,3 @@ def test_lines_are_read_back(tmp_path: Path) -> None:
             read_results(tmp_path)
     with pytest.raises(RunsError, match="it is not the --out of a sweep"):
         read_results(tmp_path / "none")
-
-
-def test_time_that_remains() -> None:
-    """In 100 s 1 run and half of another were done, of which a quarter before; 2.5 are left."""
-    rows = [
-        live.Row("a", live.DONE, 1.0, 1.0),  # before this sweep
-        live.Row("b", live.DONE, 1.0),
-        live.Row("c", live.RUNNING, 0.5, 0.25),
-        live.Row("d", live.FAILED, 0.3),
-        *(live.Row("e"), live.Row("f")),
-    ]
-    assert live.remaining(rows, 100.0) == pytest.approx(100 * 2.5 / 1.25)
-    assert live.remaining(rows[4:], 100.0) is None
-    assert [live.clock(s) for s in (None, 59.6, 3700)] == ["?", "1:00", "1:01:40"]
-    shown = live.Live(rows).lines(4)
-    assert [line.split()[0] for line in shown] == ["c", "d", "2"]
-    assert "2 of 6 done, 1 failed, 1 running" in shown[-1]

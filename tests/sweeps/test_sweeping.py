@@ -198,11 +198,3 @@ def test_a_full_disk_is_one_line(tmp_path: Path, capsys, monkeypatch) -> None:
     error = capsys.readouterr().err
     assert "No space left on device" in error and error.count("\n") == 1
     assert not (tmp_path / "sweep.json").exists() and not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[]", b'{"status": "done"}'])
-def test_a_damaged_result_counts_as_not_done(tmp_path: Path, text: bytes) -> None:
-    assert _sweep(tmp_path, *GRID, command=TOY) == 0
-    (tmp_path / "runs" / "full" / "result.json").write_bytes(text)
-    assert _sweep(tmp_path, "--resume") == 0
-    assert _results(tmp_path)["full"]["attempts"] == 2

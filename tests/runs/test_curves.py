@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.report.curves import read_curves
+from fairseq_dpq.runs.logs import read_curves
 
 STAMP = "2026-11-16 22:18:07 | INFO |"
 USE = '"valid_dpq_used": "0.9", "valid_dpq_entropy": "4.2"'
