@@ -32,8 +32,8 @@ class _Rule(NamedTuple):
     plain: float = 1.0  # share of the plain square in the metric of errors
 
 
-# Chosen on SmolLM2's first test texts, on Multi30k's valid set (an encoder reads the table, too), on
-# the training half of MRPC (rare words say more of a text than of its next word).
+# Chosen on SmolLM2's first test texts, on Multi30k's valid set (an encoder reads the table, too)
+# and on the training half of MRPC (rare words say more of a text than of its next word).
 _TIED, _TIED_TO_ENCODER, _UNTIED = _Rule(0.1, 1.0, 0.1), _Rule(0.1, 0.5, 0.5), _Rule(0.3, 0.35)
 
 
