@@ -1,5 +1,5 @@
 """The native library against dense tables: lookup, logits, codes; ratios within one run, medians.
-Usage: python benchmarks/native.py [--rounds N] [--part lookup|small|logits|codes] [--threads N]"""
+Usage: python benchmarks/native.py [--rounds N] [--part lookup small logits tiers codes] [--threads N]"""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ PACKED = {128: 0.80, 64: 0.50, 32: 0.35}
 HALF = {128: 0.30, 64: 0.25, 32: 0.20}
 LOGITS = {1: 0.20, 5: 0.20, 64: 0.35}
 SMALL, SMALL_PACKED, SMALL_REFERENCE = 1.2, 1.5, 2.5
+TIERS = 1.3
 
 
 def timed(
@@ -144,6 +145,48 @@ def logits(report: Report, rounds: int, threads: int) -> None:
         report.table(title, times, "dense product", limits)
 
 
+def tiers(report: Report, rounds: int, threads: int) -> None:
+    """Five tiers, as `compress` chooses them for a table of 49,152 x 576, against one."""
+    import torch
+
+    from fairseq_dpq import CompactEmbedding
+    from fairseq_dpq.forms.tiers import TieredEmbedding
+
+    d = 576
+    sizes = [(1612, 64, d), (5232, 16, d), (10330, 64, 288), (15962, 64, 192), (16016, 32, 144)]
+    n = sum(rows for rows, _, _ in sizes)
+
+    def one(rows: int, K: int, D: int) -> CompactEmbedding:
+        codes = torch.randint(K, (rows, D), dtype=torch.uint8)
+        return CompactEmbedding.from_codes(codes, torch.randn(D, K, d // D).half(), d, packed=True)
+
+    form = TieredEmbedding(n, d, tiers=sizes, corrected=True)
+    for i, size in enumerate(sizes):
+        form.tiers[i] = one(*size)
+    form.tier_of = form.tier_of[torch.randperm(n)]  # type: ignore[index]
+    form.to("cpu")._set_tiers(sizes)
+    table = torch.randn(n, d)
+    plain = one(n, 64, 288).float()
+    for count in (1, 128, IDS):
+        ids = [torch.randint(n, (count,)) for _ in range(16)]
+        modules = {"one tier, K = 64, D = 288": plain, "five tiers": form}
+        sides = {name: lambda i, m=m, ids=ids: m(ids[i % 16]) for name, m in modules.items()}
+        sides["nn.Embedding"] = lambda i, ids=ids: torch.nn.functional.embedding(ids[i % 16], table)
+        times = timed(sides, max(10, rounds // 4), threads, repeat=200 if count == 1 else 1)
+        title = f"Tiers: lookup of {count:,} id(s), n = {n:,}, d = {d}, {threads} thread(s)"
+        report.table(title, times, "one tier, K = 64, D = 288", {"five tiers": TIERS})
+    for batch in (1, 5, 64):
+        h = torch.randn(batch, d)
+        sides = {
+            "one tier, K = 64, D = 288": lambda i, h=h: plain.logits(h),
+            "five tiers": lambda i, h=h: form.logits(h),
+            "dense product": lambda i, h=h: torch.nn.functional.linear(h, table),
+        }
+        times = timed(sides, max(10, rounds // 8), threads)
+        title = f"Tiers: logits of {batch} row(s), n = {n:,}, d = {d}, {threads} thread(s)"
+        report.table(title, times, "one tier, K = 64, D = 288", {"five tiers": TIERS})
+
+
 def codes(report: Report, rounds: int, threads: int) -> None:
     import torch
 
@@ -176,7 +219,9 @@ def codes(report: Report, rounds: int, threads: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200, help="rounds that count")
-    parser.add_argument("--part", nargs="*", default=["lookup", "small", "logits", "codes"])
+    parser.add_argument(
+        "--part", nargs="*", default=["lookup", "small", "logits", "tiers", "codes"]
+    )
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--sizes", type=int, nargs="*", default=[32_000, 1_000_000])
     args = parser.parse_args()
@@ -198,6 +243,8 @@ def main() -> None:
                 small(report, args.rounds, threads)
             if "logits" in args.part:
                 logits(report, args.rounds, threads)
+            if "tiers" in args.part:
+                tiers(report, args.rounds, threads)
             if "codes" in args.part:
                 codes(report, args.rounds, threads)
     harness.write("native", report.rows)

@@ -92,9 +92,11 @@ typedef struct {
     const uint8_t *indices;
     uint8_t *out;
     int64_t out_bytes; /* of a row */
-    dpq_work lookup;
+    const dpq_kernels *set;
     int32_t index_bytes;
 } tiers_job;
+
+#define WIDENED 8 /* rows after which they are widened: bytes just written are slow to read wider */
 
 /* The table of a row and its place there, or -1 if the order has no such place. */
 static inline int64_t place_of(const dpq_tiers *tiers, int64_t index, const dpq_table **table) {
@@ -111,7 +113,13 @@ static inline int64_t place_of(const dpq_tiers *tiers, int64_t index, const dpq_
 static int64_t lookup_in_tiers(const void *argument, int64_t start, int64_t stop) {
     const tiers_job *job = argument;
     const dpq_tiers *tiers = job->tiers;
+    int64_t waiting = start;
     for (int64_t i = start; i < stop; i++) {
+        if (tiers->widened && i - waiting == WIDENED) {
+            for (; waiting < i; waiting++) {
+                job->set->widen(job->out + waiting * job->out_bytes, job->out_bytes / 4);
+            }
+        }
         const dpq_table *table;
         if (i + 8 < stop) {
             int64_t next = place_of(tiers, dpq_index(job->indices, i + 8, job->index_bytes), &table);
@@ -129,8 +137,11 @@ static int64_t lookup_in_tiers(const void *argument, int64_t start, int64_t stop
         int64_t place = place_of(tiers, index, &table);
         if (place < 0) return DPQ_BAD_TABLE;
         dpq_lookup_job one = {table, (const uint8_t *)&place, out, 8, tiers->widened};
-        int64_t code = job->lookup(&one, 0, 1);
+        int64_t code = job->set->lookup(&one, 0, 1);
         if (code) return code < 0 ? code : 1 + index;
+    }
+    for (; tiers->widened && waiting < stop; waiting++) {
+        job->set->widen(job->out + waiting * job->out_bytes, job->out_bytes / 4);
     }
     return 0;
 }
@@ -151,7 +162,7 @@ int64_t dpq_lookup_tiers(const dpq_tiers *tiers, const void *indices, int64_t co
         if (tiers->widened && other->value_type != DPQ_FLOAT16) return DPQ_BAD_TABLE;
     }
     if (tiers->widened) bytes *= 2;
-    tiers_job job = {tiers, indices, out, bytes, set->lookup, index_bytes};
+    tiers_job job = {tiers, indices, out, bytes, set, index_bytes};
     return dpq_parallel(lookup_in_tiers, &job, count, GRAIN_BYTES / bytes + 1, threads);
 }
 

@@ -34,7 +34,7 @@ typedef struct {
     const uint8_t *indices;
     uint8_t *out;
     int32_t index_bytes;
-    int32_t widened; /* write float32; values are float16 then */
+    int32_t widened; /* float16 go into the second half of a float32 row, for dpq_widen_row */
 } dpq_lookup_job;
 
 typedef struct {
@@ -80,6 +80,7 @@ typedef struct {
     const char *name;
     int64_t (*check_indices)(const uint8_t *indices, int64_t count, int32_t bytes, int64_t n);
     int64_t (*lookup)(const void *job, int64_t start, int64_t end);
+    void (*widen)(uint8_t *row, int64_t d);
     void (*partial)(const dpq_partial_job *job);
     int64_t (*logits)(const void *job, int64_t start, int64_t end);
     int64_t (*logits_permute)(const void *job, int64_t start, int64_t end); /* or null */

@@ -89,7 +89,7 @@ static inline const uint8_t *codes_of(const dpq_table *table, const uint8_t *row
 
 /* A row of `d` float16 in the second half of its float32 row, widened: what is written never passes
  * what is still to be read. */
-static void widen(uint8_t *row, int64_t d) {
+void DPQ_NAME(dpq_widen_row)(uint8_t *row, int64_t d) {
     const uint8_t *halves = row + 2 * d;
     int64_t i = 0;
 #ifdef __F16C__
@@ -137,7 +137,6 @@ int64_t DPQ_NAME(dpq_lookup_rows)(const void *argument, int64_t start, int64_t s
             }
             copy_groups(table, codes, wide, from, count, values + from * value_bytes);
         }
-        if (job->widened) widen(out, D * table->size);
     }
     return 0;
 }

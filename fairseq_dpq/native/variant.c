@@ -3,6 +3,7 @@
 
 int64_t DPQ_NAME(dpq_check_indices)(const uint8_t *, int64_t, int32_t, int64_t);
 int64_t DPQ_NAME(dpq_lookup_rows)(const void *, int64_t, int64_t);
+void DPQ_NAME(dpq_widen_row)(uint8_t *, int64_t);
 void DPQ_NAME(dpq_partial)(const dpq_partial_job *);
 int64_t DPQ_NAME(dpq_logits_rows)(const void *, int64_t, int64_t);
 int64_t DPQ_NAME(dpq_logits_permute)(const void *, int64_t, int64_t);
@@ -21,6 +22,7 @@ const dpq_kernels DPQ_NAME(dpq_kernels) = {
     .name = DPQ_TEXT(DPQ_VARIANT),
     .check_indices = DPQ_NAME(dpq_check_indices),
     .lookup = DPQ_NAME(dpq_lookup_rows),
+    .widen = DPQ_NAME(dpq_widen_row),
     .partial = DPQ_NAME(dpq_partial),
     .logits = DPQ_NAME(dpq_logits_rows),
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
