@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fairseq_dpq.fairseq_plugin.on_import import when_imported
+from fairseq_dpq.fairseq_plugin.plugin import when_imported
 from fairseq_dpq.version import __version__
 
 if TYPE_CHECKING:

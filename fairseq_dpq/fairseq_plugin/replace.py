@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from fairseq_dpq import model as model_tables
 from fairseq_dpq.config import DPQConfigError, flag, format_flag
-from fairseq_dpq.fairseq_plugin import resume, schedule
-from fairseq_dpq.fairseq_plugin.choosing import TIED_BY, choose, decoder_only
+from fairseq_dpq.fairseq_plugin import resume, training
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding, form_class, tie_output
-from fairseq_dpq.fairseq_plugin.options import PluginOptions
+from fairseq_dpq.fairseq_plugin.options import TIED_BY, PluginOptions, choose, decoder_only
 from fairseq_dpq.files.record import Table, TablesRecord
 from fairseq_dpq.methods import MethodOptions
 from fairseq_dpq.methods.base import TableUse
@@ -84,7 +83,7 @@ def replace_tables(
             **config.keywords(),
         )
         table.ignored = old.padding_idx
-        if schedule.is_open(given, config):
+        if training.is_open(given, config):
             table.open_schedule = given, use
         elif config.method.describe_start(config):
             logger.info(f"{found.path}: {config.method.describe_start(config)}")
@@ -166,7 +165,7 @@ def _choose(
             "could replace (no module called embed_tokens); leave --dpq-K out for this model"
         )
     paths = [found.paths for found in tables]
-    return [tables[i] for i in choose(paths, options.embeddings, flag("embeddings"))]
+    return [tables[i] for i in choose(paths, options.embeddings)]
 
 
 def _refuse_what_cannot_be(found: EmbeddingTable) -> None:
