@@ -21,7 +21,6 @@ def register() -> None:
 
         compat.apply()
         marker.allow()
-        import fairseq_dpq.fairseq_plugin.models
         import fairseq_dpq.fairseq_plugin.optim
         import fairseq_dpq.fairseq_plugin.tasks  # noqa: F401
 
