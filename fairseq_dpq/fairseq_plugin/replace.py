@@ -93,7 +93,10 @@ def replace_tables(
         else:
             table.reset_parameters(like=old.weight, tied=tied)
         if not restored:
-            _load_option_files(table, config, found.path)
+            try:
+                table.load_option_files(found.path)
+            except ValueError as error:
+                raise DPQConfigError(f"{found.path}: {error}") from error
         if not old.weight.requires_grad:
             table.requires_grad_(False)
         put(model, found, table, tie_output)
@@ -147,13 +150,6 @@ def restore_tables(model: nn.Module, record: TablesRecord, exact_logits: bool = 
             new = FairseqDPQEmbedding(*size, **table.options)
         new.train(model.training)
         put(model, found[path], new, tie_output)
-
-
-def _load_option_files(table: FairseqDPQEmbedding, config: MethodOptions, path: str) -> None:
-    try:
-        config.method.load_option_files(table.codebook(), config, path)
-    except ValueError as error:
-        raise DPQConfigError(f"{path}: {error}") from error
 
 
 def _choose(

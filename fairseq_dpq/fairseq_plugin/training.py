@@ -133,7 +133,7 @@ def add_regularizer(model: Any, result: Any) -> Any:
 def after_update(model: nn.Module, optimizer: Any) -> None:
     """Update the tables' statistics after one update, identically on all workers."""
     for name, table in named_tables(model):
-        if table.has_regularizer():
+        if table.regularizers.waiting:
             raise DPQConfigError(
                 f"the VQ regulariser of {name} did not reach the loss: the task calls "
                 "criterion.forward(model, sample) or uses a model other than the one it passes to "
@@ -218,7 +218,7 @@ class CodeWatch:
     def look(self, trainer: Any) -> None:
         """Log code use, entropy and change of each table, once for each number of updates."""
         updates = trainer.get_num_updates()
-        tables = [pair for pair in named_tables(trainer.get_model()) if pair[1].has_codes]
+        tables = [pair for pair in named_tables(trainer.get_model()) if pair[1].method.has_codes]
         if not tables or updates == self.updates:
             return
         writer = _tensorboard(trainer.cfg)
