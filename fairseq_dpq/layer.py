@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from fairseq_dpq.forms import first_form
 from fairseq_dpq.forms.base import CompactRequest, Form
 from fairseq_dpq.forms.packing import code_dtype
-from fairseq_dpq.kept_table import Built, TableCache
+from fairseq_dpq.kept import Built, PendingRegularizers, TableCache
 from fairseq_dpq.methods import DEFAULT_METHOD
 from fairseq_dpq.methods.base import TableUse, checked_options
-from fairseq_dpq.precision import float32_math
-from fairseq_dpq.regularizer import PendingRegularizers
 from fairseq_dpq.training.codebook import Codebook
 from fairseq_dpq.training.codes import code_usage, joined
-from fairseq_dpq.training.distances import Stats
+from fairseq_dpq.training.distances import Stats, float32_math
 from fairseq_dpq.training.initialization import Trained, checked_padding, draw_like, real_rows
 from fairseq_dpq.training.tracker_set import TrackerSet
 

@@ -7,6 +7,7 @@ importing it may register the plugin while this module is still being imported.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import functools
@@ -89,13 +90,11 @@ class PluginOptions:
 
 def plugin_fields() -> list[Field]:
     """The plugin's own options; the methods that are installed are the choices of `method`."""
-    out = [f for f in dataclasses.fields(PluginOptions) if f.name != "given"]
+    method, *others = (f for f in dataclasses.fields(PluginOptions) if f.name != "given")
     texts = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
-    rules = {**out[0].metadata, "choices": tuple(METHODS), "help": texts}
-    method = dataclasses.make_dataclass(
-        "_", [("method", "str", field(default=out[0].default, metadata=rules))]
-    )
-    return [*dataclasses.fields(method), *out[1:]]
+    method = copy.copy(method)
+    method.metadata = {**method.metadata, "choices": tuple(METHODS), "help": texts}  # type: ignore
+    return [method, *others]
 
 
 def method_fields() -> list[Field]:

@@ -41,19 +41,17 @@ def read_table(file: str, path: str, shape: tuple[int, ...]) -> Tensor:
         found = _tensors(file)
     except Exception as error:  # a damaged file can fail in any way
         raise ValueError(f"{file} is not a fairseq checkpoint, or it is damaged{_TAKES}") from error
-    if path and f"{path}.weight" in found:
-        table = found[f"{path}.weight"]
-        if tuple(table.shape) != shape:
-            raise ValueError(
-                f"{file}: {path}.weight is {tuple(table.shape)}, this table is {shape}"
-            )
-        return table
-    fits = [tensor for tensor in found.values() if tuple(tensor.shape) == shape]
-    if path:
+    if not path:
+        fits = [tensor for tensor in found.values() if tuple(tensor.shape) == shape]
+        if len(fits) != 1:
+            raise ValueError(f"{file} has {len(fits)} tensors of shape {shape}{_TAKES}")
+        return fits[0]
+    table = found.get(f"{path}.weight", found.get(""))
+    if table is None:
         raise ValueError(f"{file} has no full table {path}.weight")
-    if len(fits) != 1:
-        raise ValueError(f"{file} has {len(fits)} tensors of shape {shape}{_TAKES}")
-    return fits[0]
+    if tuple(table.shape) != shape:
+        raise ValueError(f"{file}: {path}.weight is {tuple(table.shape)}, this table is {shape}")
+    return table
 
 
 def _tensors(file: str) -> dict[str, Tensor]:

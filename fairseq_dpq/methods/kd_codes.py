@@ -23,7 +23,9 @@ from fairseq_dpq.training.trackers import RunningStatistics, Shapes, Tracker
 @dataclass
 class KDOptions(AdditiveOptions):
     distill_from: str = option(
-        None, "full checkpoint whose table the embeddings are drawn to", shapes=True
+        None,
+        "full checkpoint, or a table saved as a tensor, that the embeddings are drawn to",
+        shapes=True,
     )
     distill_weight: float = option(
         1000.0,

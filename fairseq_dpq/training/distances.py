@@ -6,7 +6,8 @@ Shapes: query (tokens, D, size), keys (G, K, size) with G = D, or 1 when subspac
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import contextlib
+from typing import Any, ContextManager, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,6 +119,16 @@ def batch_normalize(resp: Tensor, shared: bool) -> tuple[Tensor, Stats]:
     out, mean, invstd = torch.native_batch_norm(flat, None, None, None, None, True, 0.0, EPS)
     var = (invstd.detach().pow(-2) - EPS).clamp_min(0)
     return out.view(tokens, D, K), Stats(mean.detach().view(-1, K), var.view(-1, K))
+
+
+# Precision ----------------------------------------------------------------------------------------
+
+
+def float32_math(device: torch.device) -> ContextManager[Any]:
+    """Switch autocast off: responses and codes are float32 whatever the model runs in."""
+    if device.type in ("cpu", "cuda"):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
