@@ -62,7 +62,8 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         `started` if a trained table has made the warm-up needless."""
         self.config = config
         shapes = self.method.shapes(config, self.num_embeddings, self.embedding_dim)
-        self.trackers.reschedule(self.method.trackers(config, shapes), self._state(), started)
+        others = self.method.trackers(config, shapes)
+        self.trackers.reschedule(others, self._state(), self.codebook(), started)
 
     def _note_regularizer(self, tokens: Tensor, out: Tensor) -> None:
         """Keep the regulariser of a validation batch for the log; it enters no loss."""

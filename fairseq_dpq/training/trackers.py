@@ -117,9 +117,6 @@ class WarmUp(Tracker):
         return self._counts
 
     def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
-        self.restart(state, started)
-
-    def restart(self, state: Buffers, started: bool) -> None:
         """Begin the schedule, or the ramp where a trained table made the warm-up needless."""
         _, plain, last = self._plan
         state["schedule"].copy_(torch.tensor([plain if started else 0.0, plain, last]))
