@@ -108,10 +108,6 @@ class LabelledDocuments(FairseqDataset):
         """Batches are drawn again in each epoch."""
         return not self.shuffle
 
-    @property
-    def supports_prefetch(self) -> bool:
-        return False
-
 
 class DocumentList:
     """Documents in memory, with the sizes that `LabelledDocuments` wants."""

@@ -4,7 +4,7 @@
 # No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -204,6 +204,3 @@ class TextClassifier(FairseqEncoderModel):
     ) -> Tensor:
         logits = net_output[0].float()
         return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
-
-    def get_targets(self, sample: Dict[str, Any], net_output: List[Any]) -> Tensor:
-        return sample["target"]
