@@ -191,8 +191,7 @@ def codes(report: Report, rounds: int, threads: int) -> None:
     import torch
 
     from fairseq_dpq.training.codes import evaluation_codes
-    from fairseq_dpq.training.distances import DISTANCES
-    from fairseq_dpq.training.normalization import Stats
+    from fairseq_dpq.training.distances import DISTANCES, Stats
 
     n, D = 32_768, 128
     query, keys = torch.randn(n, D, D_MODEL // D), torch.randn(D, K, D_MODEL // D)

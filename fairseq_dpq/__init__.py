@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fairseq_dpq.fairseq_plugin.on_import import when_imported
+from fairseq_dpq.fairseq_plugin.plugin import when_imported
 from fairseq_dpq.version import __version__
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from fairseq_dpq.forms.base import Form, FormOption, Layout
     from fairseq_dpq.forms.product_codes import CompactEmbedding
     from fairseq_dpq.forms.tiers import TieredEmbedding
+    from fairseq_dpq.kept import collect_regularizer
     from fairseq_dpq.layer import DPQEmbedding, dpq_modules
     from fairseq_dpq.methods import register_method
     from fairseq_dpq.output import CodesLinear
-    from fairseq_dpq.regularizer import collect_regularizer
     from fairseq_dpq.training.codes import code_usage
 
 # The public names by module; the same as above, for the interpreter.
@@ -46,7 +46,7 @@ _NAMES = {
     "layer": "DPQEmbedding dpq_modules",
     "methods": "register_method",
     "output": "CodesLinear",
-    "regularizer": "collect_regularizer",
+    "kept": "collect_regularizer",
     "training.codes": "code_usage",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -13,16 +13,14 @@ from torch import Tensor, nn
 from fairseq_dpq.forms import first_form
 from fairseq_dpq.forms.base import CompactRequest, Form
 from fairseq_dpq.forms.packing import code_dtype
-from fairseq_dpq.kept_table import Built, TableCache
+from fairseq_dpq.kept import Built, PendingRegularizers, TableCache
 from fairseq_dpq.methods import DEFAULT_METHOD
 from fairseq_dpq.methods.base import TableUse, checked_options
-from fairseq_dpq.precision import float32_math
-from fairseq_dpq.regularizer import PendingRegularizers
 from fairseq_dpq.training.codebook import Codebook
 from fairseq_dpq.training.codes import code_usage, joined
+from fairseq_dpq.training.distances import Stats, float32_math
 from fairseq_dpq.training.initialization import Trained, checked_padding, draw_like, real_rows
 from fairseq_dpq.training.tracker_set import TrackerSet
-from fairseq_dpq.training.trackers import ResponseStatistics
 
 _ROWS = 1 << 15  # vocabulary rows handled at once where the whole table is needed
 
@@ -31,7 +29,8 @@ class DPQEmbedding(nn.Module):
     """An embedding table whose rows are picked from a small value matrix by learned codes.
 
     Takes the first three arguments of `nn.Embedding`; the other keywords are the options of the
-    method (docs/options.md).
+    method (docs/options.md). Files that they name are read now, unless `option_files` is False:
+    a checkpoint that will be loaded has what was in them.
 
     `query` (n, d), `keys` and `values` (G, K, d / D) are trained; for VQ the values are the keys.
     With VQ, add `collect_regularizer(model)` to the loss of each batch.
@@ -53,6 +52,7 @@ class DPQEmbedding(nn.Module):
         method: str = DEFAULT_METHOD,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        option_files: bool = True,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -83,6 +83,8 @@ class DPQEmbedding(nn.Module):
         self._kept = TableCache()
         self._frozen_codes: Tensor | None = None
         self.reset_parameters()
+        if option_files:
+            self.load_option_files()
 
     def reset_parameters(self, like: Tensor | None = None, tied: bool = False) -> None:
         """Draw values from N(0, 1), as nn.Embedding does, or, given a table `like`, from that
@@ -98,6 +100,10 @@ class DPQEmbedding(nn.Module):
             if self.ignored is not None:
                 self.query[self.ignored].zero_()
         self.reset_statistics()
+
+    def load_option_files(self, path: str = "") -> None:
+        """Read the files that options name, for the table at `path` of a model."""
+        self.method.load_option_files(self.codebook(), self.config, path)
 
     @torch.no_grad()
     def reset_statistics(self, started: bool = False) -> None:
@@ -129,6 +135,7 @@ class DPQEmbedding(nn.Module):
         seed: int = 0,
         progress: Callable[[int], None] | None = None,
         method: str = DEFAULT_METHOD,
+        option_files: bool = True,
         **options: Any,
     ) -> DPQEmbedding:
         """A layer that starts near a trained table (n, d), by k-means of its product subspaces."""
@@ -137,7 +144,7 @@ class DPQEmbedding(nn.Module):
         n, d = table.shape
         config = checked_options(method, options, TableUse(d, trained=True))
         how: dict[str, Any] = {"device": table.device, "dtype": table.dtype, **config.keywords()}
-        layer = cls(n, d, padding_idx, **how)
+        layer = cls(n, d, padding_idx, option_files=option_files, **how)
         layer.start_from_table(table.detach().float(), seed=seed, progress=progress)
         return layer
 
@@ -146,7 +153,7 @@ class DPQEmbedding(nn.Module):
         # By name: replicas of DataParallel have tensors where others have parameters.
         own = {**{name: getattr(self, name) for name in self.parts}, **self._state()}
         keys = self.keys if self.method.has_keys else self.values
-        stats = ResponseStatistics.running(own)
+        stats = Stats(own["norm_mean"], own["norm_var"]) if "norm_mean" in own else None
         now, _, last = self.schedule_counts()
         return Codebook(self.query, keys, self.values, stats, own, tokens, ramp_left=last - now)
 
@@ -267,16 +274,11 @@ class DPQEmbedding(nn.Module):
             table = table.index_fill(0, row, 0)
         return Built(table, joined(codes) if codes else None)
 
-    @property
-    def has_codes(self) -> bool:
-        """Whether the method learns codes at all."""
-        return self.method.has_codes
-
     @torch.no_grad()
     def codes(self, progress: Callable[[int], None] | None = None) -> Tensor:
         """Codes of the whole vocabulary, (n, D) in one or two bytes each, in bounded memory."""
         n, c = self.num_embeddings, self.config
-        if not self.has_codes:
+        if not self.method.has_codes:
             raise ValueError(f"method {self.method.name} has no codes")
         if self.is_plain:
             now, last, _ = self.schedule_counts()
@@ -304,7 +306,7 @@ class DPQEmbedding(nn.Module):
     ) -> Form:
         """The inference form: codes and values, in `dtype` (default: as they are)."""
         self.regularizers.check_collected()
-        codes = self.codes(progress) if self.has_codes else None
+        codes = self.codes(progress) if self.method.has_codes else None
         learned = self.method.learned(self.codebook(), self.config, codes)
         size = self.embedding_dim, self.padding_idx
         request = CompactRequest(*size, dtype or self.values.dtype, packed)
@@ -312,7 +314,7 @@ class DPQEmbedding(nn.Module):
 
     def freeze(self) -> None:
         """Work the codes out once for all evaluation until `train()` is called again."""
-        self._frozen_codes = self.codes() if self.has_codes and not self.is_plain else None
+        self._frozen_codes = self.codes() if self.method.has_codes and not self.is_plain else None
 
     def compression_ratio(self) -> float:
         """Bits of the full float32 table over bits of codes and values, by the formula."""
@@ -322,16 +324,6 @@ class DPQEmbedding(nn.Module):
     def code_usage(self) -> dict[str, Tensor]:
         """Of the whole vocabulary, per group: `used`, codes in use, and `entropy`, in bits."""
         return code_usage(self.codes(), self.config.K, self.padding_idx)
-
-    def has_regularizer(self) -> bool:
-        """Whether a regulariser waits to be collected."""
-        return bool(self.regularizers.waiting)
-
-    def pop_regularizer(self) -> Tensor | None:
-        """The weighted regulariser of the forward passes since the last call: summed over the
-        dimensions, a mean over their tokens; None without any (SX, evaluation)."""
-        popped = self.regularizers.pop()
-        return None if popped is None else popped[0]
 
     def step(self) -> bool:
         """Let statistics follow the forward passes since the last call, over all workers alike.
@@ -392,7 +384,8 @@ class DPQEmbedding(nn.Module):
         text = f"{self.num_embeddings}, {self.embedding_dim}"
         if self.padding_idx is not None:
             text += f", padding_idx={self.padding_idx}"
-        return f"{text}, {self.method.extra_repr(self.config)}, CR={self.compression_ratio():.1f}"
+        words = [*self.config.sizes(), f"method={self.method.name}"]
+        return f"{text}, {', '.join(words)}, CR={self.compression_ratio():.1f}"
 
 
 def dpq_modules(module: nn.Module) -> Iterator[DPQEmbedding]:

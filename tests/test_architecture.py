@@ -76,7 +76,7 @@ def test_graph_sees_imports_of_every_kind() -> None:
         in GRAPH[f"{PACKAGE}.fairseq_plugin.tasks.truncated_bptt_lm"]
     )
     assert f"{PACKAGE}.training.codebook" in GRAPH[f"{PACKAGE}.training.trackers"]
-    assert "fairseq.trainer" in GRAPH[f"{PACKAGE}.fairseq_plugin.compat.attaching"]
+    assert "fairseq.trainer" in GRAPH[f"{PACKAGE}.fairseq_plugin.hooks"]
 
 
 def test_only_some_folders_import_fairseq() -> None:
@@ -100,7 +100,7 @@ def test_core_imports_nothing_that_knows_fairseq() -> None:
     for name in core:
         assert not GRAPH[name] & outside, name
     plugin = {short(n) for n in GRAPH[PACKAGE] if n in MODULES and room(n) in not_core}
-    assert plugin == {"fairseq_plugin.on_import", "fairseq_plugin.plugin"}
+    assert plugin == {"fairseq_plugin.plugin"}
 
 
 def test_tools_are_not_imported_by_the_plugin() -> None:

@@ -31,7 +31,7 @@ def test_signature_and_repr() -> None:
     assert tuple(layer.weight.shape) == tuple(full.weight.shape)
     # 1000 * 16 * 5 + 32 * 32 * 4 bits
     assert repr(layer) == (
-        "DPQEmbedding(1000, 64, padding_idx=1, K=32, D=16, method=sx, shared subspaces, CR=24.4)"
+        "DPQEmbedding(1000, 64, padding_idx=1, K=32, D=16, share_subspaces, method=sx, CR=24.4)"
     )
     assert round(1000 * 64 * 32 / (80000 + 4096), 1) == 24.4
     assert "method=vq, CR=" in repr(DPQEmbedding(10, 4, D=2, method="vq"))
@@ -221,11 +221,11 @@ def test_regularizer_of_several_passes_is_one_mean() -> None:
     layer = make(method="vq", padding_idx=None, commitment=0.5, regularizer_weight=2.0)
     first, second = torch.arange(5), torch.arange(5, 50)
     rows = torch.cat([layer(first), layer(second)]).detach()
-    assert layer.has_regularizer()
-    regularizer = layer.pop_regularizer()
+    assert layer.regularizers.waiting
+    regularizer = collect_regularizer(layer)
     error = (rows - layer.query.detach()).pow(2).sum(1).mean()
     torch.testing.assert_close(regularizer, 2.5 * error)
-    assert layer.pop_regularizer() is None and not layer.has_regularizer()
+    assert layer.regularizers.pop() is None and not layer.regularizers.waiting
 
 
 def test_regularizers_of_a_model_are_summed_each_once() -> None:
@@ -236,7 +236,7 @@ def test_regularizers_of_a_model_are_summed_each_once() -> None:
     parts = []
     for layer in (a, b):
         layer(tokens)
-        parts.append(layer.pop_regularizer())
+        parts.append(collect_regularizer(layer))
         layer(tokens)
     torch.testing.assert_close(collect_regularizer(model), parts[0] + parts[1])
     assert collect_regularizer(model).item() == 0  # taken once
@@ -248,7 +248,7 @@ def test_no_regularizer_in_evaluation_or_without_gradient() -> None:
     with torch.no_grad():
         layer(torch.arange(5))
     layer.eval()(torch.arange(5))
-    assert layer.pop_regularizer() is None
+    assert layer.regularizers.pop() is None
 
 
 def test_a_forgotten_regularizer_warns_once_and_holds_no_memory() -> None:
@@ -267,7 +267,7 @@ def test_a_forgotten_regularizer_warns_once_and_holds_no_memory() -> None:
 @pytest.mark.parametrize("method,schedule", METHODS)
 def test_weight_gradient_is_that_of_a_lookup_of_all(method: str, schedule: str) -> None:
     layer = train(make(method=method, schedule=schedule))
-    layer.pop_regularizer()
+    layer.regularizers.pop()
     up = torch.randn(50, 24)
     grads = []
     for table in (layer.eval()(torch.arange(50)), layer.train().weight):
@@ -385,12 +385,12 @@ def test_copies_in_the_middle_of_training(method: str) -> None:
         torch.load(buffer, **({} if torch.__version__ < "1.13" else {"weights_only": False})),
     ]
     tokens = torch.randint(50, (3, 7))
-    layer.pop_regularizer()
+    layer.regularizers.pop()
     for tracker in layer.trackers:
         tracker.clear()
     wanted = layer(tokens)
     for other in copies:
-        assert other.pop_regularizer() is None
+        assert other.regularizers.pop() is None
         assert torch.equal(other(tokens), wanted)
         other.query.data.add_(1)
     assert torch.equal(layer.state_dict()["query"], layer.query)  # copies share no memory

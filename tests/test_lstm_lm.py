@@ -12,8 +12,11 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor
 
-from fairseq_dpq.fairseq_plugin.models import ZarembaLSTMDecoder, ZarembaLSTMLanguageModel
-from fairseq_dpq.fairseq_plugin.models.lstm_lm import ZarembaLSTMConfig
+from fairseq_dpq.fairseq_plugin.tasks.lstm_lm import (
+    ZarembaLSTMConfig,
+    ZarembaLSTMDecoder,
+    ZarembaLSTMLanguageModel,
+)
 
 
 def _dictionary(words: int = 20) -> Dictionary:

@@ -12,9 +12,7 @@ import torch
 from fairseq_dpq import CompactEmbedding, DPQEmbedding, collect_regularizer, native
 from fairseq_dpq.methods.sx import softmax_gradients
 from fairseq_dpq.training import codes as codes_module
-from fairseq_dpq.training.codes import best_codes
-from fairseq_dpq.training.distances import DISTANCES
-from fairseq_dpq.training.normalization import Stats, batch_statistics
+from fairseq_dpq.training.distances import DISTANCES, Stats, batch_statistics
 from helpers import numpy_dpq as ref
 from helpers.layers import large_start
 
@@ -55,7 +53,7 @@ def test_sx_by_hand() -> None:
     assert layer.values.grad.flatten().tolist() == [0.0, 1.0]  # w is one-hot for the values
     torch.testing.assert_close(layer.keys.grad.flatten(), torch.tensor([-0.75, 0.75]))
     torch.testing.assert_close(layer.query.grad.item(), 0.75 * math.log(3), rtol=1e-6, atol=0)
-    assert layer.pop_regularizer() is None
+    assert layer.regularizers.pop() is None
 
 
 def test_sx_by_the_nearest_key_by_hand() -> None:
@@ -81,7 +79,7 @@ def test_vq_by_hand() -> None:
     (out * torch.tensor([[7.0], [11.0]])).sum().backward()
     assert layer.query.grad.flatten().tolist() == [7.0, 11.0]  # straight through
     assert layer.values.grad is None  # nothing but the regulariser moves a centroid
-    regularizer = layer.pop_regularizer()
+    regularizer = collect_regularizer(layer)
     assert regularizer is not None and regularizer.item() == 0.5 * (1 + 1) / 2
     regularizer.backward()
     assert layer.values.grad.flatten().tolist() == [0.5 * 2 * -1 / 2, 0.5 * 2 * -1 / 2]
@@ -175,18 +173,6 @@ def test_one_value_is_normalized_by_the_running_statistics(shared: bool) -> None
         assert torch.equal(out, layer.eval()(torch.tensor([3])))
 
 
-@pytest.mark.parametrize("K", [2, 3, 32, 300])
-def test_codes_in_training_are_the_argmax(K: int) -> None:
-    score = torch.randn(40, 5, K)
-    for scale in (1.0, 1e-6, 1e6):
-        assert torch.equal(best_codes(score * scale), score.argmax(-1))
-    ties = (2 * score).round()  # the first of several
-    assert torch.equal(best_codes(ties), ties.argmax(-1))
-    assert best_codes(score[:0]).shape == (0, 5)
-    broken = best_codes(score * float("nan"))
-    assert broken.min() >= 0 and broken.max() < K  # a diverged model gets NaN, not IndexError
-
-
 # Codes for evaluation --------------------------------------------------------------------------
 
 
@@ -228,8 +214,10 @@ def test_codes_follow_their_definition_in_near_ties(
             distance,
             (stats.mean.numpy(), stats.var.numpy()) if normalized else None,
         )
-        codes = evaluation_codes(q, keys, distance, given)
-        assert codes.dtype == torch.int64 and np.array_equal(codes.numpy(), wanted)
+        # The library where it is there, and PyTorch.
+        for find in (codes_module.evaluation_codes, codes_module.ordered_codes):
+            codes = find(q, keys, DISTANCES[distance], given)
+            assert codes.dtype == torch.int64 and np.array_equal(codes.numpy(), wanted)
 
 
 @pytest.mark.parametrize("distance", ["dot", "euclidean"])

@@ -22,9 +22,13 @@ from fairseq.data import Dictionary
 from fairseq_dpq.cli import compact
 from fairseq_dpq.cli import squad as command
 from fairseq_dpq.fairseq_plugin.configs import read_record
-from fairseq_dpq.fairseq_plugin.models.roberta_qa import RobertaForQuestionAnswering
-from fairseq_dpq.fairseq_plugin.tasks.squad import SquadDataset, SquadSpanCriterion, window_starts
-from fairseq_dpq.fairseq_plugin.tasks.squad_predict import predict
+from fairseq_dpq.fairseq_plugin.tasks.squad import (
+    RobertaForQuestionAnswering,
+    SquadDataset,
+    SquadSpanCriterion,
+    window_starts,
+)
+from fairseq_dpq.fairseq_plugin.tasks.squad_answers import predict
 from fairseq_dpq.files.data import load_model
 from helpers import fsq
 from helpers.plugin_runs import RUN, last, train

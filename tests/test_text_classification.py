@@ -13,8 +13,9 @@ import torch
 
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin.optim import FairseqLazyAdam, LazyAdam
-from fairseq_dpq.fairseq_plugin.tasks.documents import DocumentList, LabelledDocuments
 from fairseq_dpq.fairseq_plugin.tasks.text_classification import (
+    DocumentList,
+    LabelledDocuments,
     TextClassificationConfig,
     TextClassificationTask,
 )

@@ -12,9 +12,13 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.fairseq_plugin.models import TextClassifier
-from fairseq_dpq.fairseq_plugin.models.batch_norm import BatchNorm, step_all
-from fairseq_dpq.fairseq_plugin.models.text_classifier import HEAD, TextClassifierConfig
+from fairseq_dpq.fairseq_plugin.tasks.text_classifier import (
+    HEAD,
+    BatchNorm,
+    TextClassifier,
+    TextClassifierConfig,
+    step_all,
+)
 
 
 def build(pooling: str = "mean", **options: object) -> TextClassifier:

@@ -55,7 +55,7 @@ def test_a_pass_without_gradients_is_no_update(options: dict) -> None:
             layer(torch.arange(2, 50))
     for name, tensor in layer.state_dict().items():
         assert torch.equal(tensor, state[name]), name
-    assert not layer.has_regularizer()
+    assert not layer.regularizers.waiting
 
 
 @pytest.mark.parametrize("options", ALL, ids=ids)

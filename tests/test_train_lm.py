@@ -132,7 +132,7 @@ def test_runs_what_it_prints(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith(f"fairseq-train {data} --user-dir")
     text = done.stdout + done.stderr
-    assert "K=8, D=5, method=sx, shared subspaces" in text
+    assert "K=8, D=5, share_subspaces, method=sx" in text
     last = tmp_path / "out" / "checkpoint_last.pt"
     assert last.exists()
     # score.sh prints JSON alone; what fairseq says is on standard error.

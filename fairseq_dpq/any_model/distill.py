@@ -14,10 +14,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fairseq_dpq.files.writer import save_state, write_whole
 from fairseq_dpq.forms.base import Form
+from fairseq_dpq.kept import collect_regularizer
 from fairseq_dpq.layer import DPQEmbedding
 from fairseq_dpq.model import placed
 from fairseq_dpq.output import CodesLinear
-from fairseq_dpq.regularizer import collect_regularizer
 
 _RISE = 0.05  # share of the updates over which the rate rises; then it falls to 0
 

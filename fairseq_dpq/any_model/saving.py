@@ -159,7 +159,8 @@ def _names(paths: list[str], own: str) -> str:
 
 def training_shapes(table: Table) -> dict[str, tuple[int, ...]]:
     """The shapes of the parameters of a record's table in training form."""
-    small = DPQEmbedding(1, table.embedding_dim, **table.options)  # no n rows by a claim alone
+    # One row: no n rows by a claim alone.
+    small = DPQEmbedding(1, table.embedding_dim, option_files=False, **table.options)
     return small.method.shapes(small.config, table.num_embeddings, table.embedding_dim)
 
 
@@ -167,7 +168,8 @@ def build_layer(table: Table, tensors: Mapping[str, Tensor]) -> DPQEmbedding:
     """The training form of a record's table; ValueError for tensors that are not its own."""
     for name, shape in training_shapes(table).items():
         check_tensor(name, tensors.get(name), Layout(tuple(shape)))
-    layer = DPQEmbedding(*table.size, dtype=tensors["query"].dtype, **table.options)
+    how = {"dtype": tensors["query"].dtype, "option_files": False, **table.options}
+    layer = DPQEmbedding(*table.size, **how)
     for name, tensor in layer.state_dict().items():
         check_tensor(name, tensors.get(name), Layout(tuple(tensor.shape)))
     layer.load_state_dict(dict(tensors))

@@ -12,8 +12,12 @@ from fairseq_dpq.any_model.calibration import Use
 from fairseq_dpq.cli.common import Bars, add_common, add_exact_logits, tool
 from fairseq_dpq.cli.text import print_written
 from fairseq_dpq.config import add_flags, flag
-from fairseq_dpq.fairseq_plugin.choosing import decoder_only
-from fairseq_dpq.fairseq_plugin.options import PluginOptions, flag_fields, make_plugin_options
+from fairseq_dpq.fairseq_plugin.options import (
+    PluginOptions,
+    decoder_only,
+    flag_fields,
+    make_plugin_options,
+)
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
 from fairseq_dpq.files.compaction import quantize_state
 from fairseq_dpq.files.data import dictionary_use, text_use

@@ -74,8 +74,12 @@ def answer(args: argparse.Namespace) -> None:
     from fairseq_dpq.fairseq_plugin import plugin
 
     plugin.register()
-    from fairseq_dpq.fairseq_plugin.tasks.squad_answers import best_threshold, probabilities, score
-    from fairseq_dpq.fairseq_plugin.tasks.squad_predict import predict
+    from fairseq_dpq.fairseq_plugin.tasks.squad_answers import (
+        best_threshold,
+        predict,
+        probabilities,
+        score,
+    )
 
     device = "cuda" if torch.cuda.is_available() and not args.cpu else "cpu"
     changes = {"data": args.data}

@@ -23,7 +23,7 @@ from fairseq_dpq.choosing_sizes import (
 from fairseq_dpq.cli.common import Bars
 from fairseq_dpq.cli.text import size
 from fairseq_dpq.config import add_flags
-from fairseq_dpq.fairseq_plugin.measuring import tables_of_command
+from fairseq_dpq.fairseq_plugin.building import tables_of_command
 from fairseq_dpq.fairseq_plugin.options import plugin_fields
 from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.errors import CheckpointError

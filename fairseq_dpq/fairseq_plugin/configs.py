@@ -3,8 +3,9 @@ module does not import fairseq, so that the tools can use it alone."""
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 from fairseq_dpq.files.record import RECORD_KEY, TablesRecord
 
@@ -30,32 +31,29 @@ def run_option(cfg: Any, section: str, key: str) -> Any:
 
 def set_options(cfg: Any, values: dict[str, Any]) -> None:
     """Write keys into a fairseq config, even one that does not allow unknown keys."""
-    if isinstance(cfg, Namespace):
-        for key, value in values.items():
-            setattr(cfg, key, value)
-    elif isinstance(cfg, dict):
-        cfg.update(values)
-    else:
-        from omegaconf import open_dict
-
-        with open_dict(cfg):
-            for key, value in values.items():
-                cfg[key] = value
+    with _open(cfg) as items:
+        items.update(values)
 
 
 def delete_options(cfg: Any, keys: list[str]) -> None:
     """Delete keys of a fairseq config if they are present."""
-    for key in keys:
-        if isinstance(cfg, Namespace):
-            if hasattr(cfg, key):
-                delattr(cfg, key)
-        elif isinstance(cfg, dict):
-            cfg.pop(key, None)
-        elif key in cfg:
-            from omegaconf import open_dict
+    with _open(cfg) as items:
+        for key in keys:
+            items.pop(key, None)
 
-            with open_dict(cfg):
-                del cfg[key]
+
+@contextlib.contextmanager
+def _open(cfg: Any) -> Iterator[Any]:
+    """A config as a dictionary that can be written to."""
+    if isinstance(cfg, Namespace):
+        yield vars(cfg)
+    elif isinstance(cfg, dict):
+        yield cfg
+    else:
+        from omegaconf import open_dict
+
+        with open_dict(cfg):
+            yield cfg
 
 
 def read_record(cfg: Any) -> TablesRecord | None:

@@ -44,7 +44,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
     """A DPQ table inside a fairseq model; a full table that is loaded into it becomes its start."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, option_files=False, **kwargs)
         self.defer_updates = True  # statistics follow each update, not each micro-batch
         self._log_evaluation = True
         # The options as they were given, while the length of the training is not known.
@@ -62,7 +62,8 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         `started` if a trained table has made the warm-up needless."""
         self.config = config
         shapes = self.method.shapes(config, self.num_embeddings, self.embedding_dim)
-        self.trackers.reschedule(self.method.trackers(config, shapes), self._state(), started)
+        others = self.method.trackers(config, shapes)
+        self.trackers.reschedule(others, self._state(), self.codebook(), started)
 
     def _note_regularizer(self, tokens: Tensor, out: Tensor) -> None:
         """Keep the regulariser of a validation batch for the log; it enters no loss."""
@@ -128,7 +129,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         """The state that starts near a full table, by k-means."""
         c = self.config
         size = self.num_embeddings, self.embedding_dim, self.padding_idx
-        layer = DPQEmbedding(*size, **c.keywords())
+        layer = DPQEmbedding(*size, option_files=False, **c.keywords())
         for name in self.method.constants(c):  # codes or a guide that were read from a file
             getattr(layer, name).data.copy_(getattr(self, name))
         try:

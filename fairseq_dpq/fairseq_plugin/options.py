@@ -7,11 +7,12 @@ importing it may register the plugin while this module is still being imported.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import functools
 from dataclasses import Field, dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 from fairseq_dpq.config import (
     DPQConfigError,
@@ -89,13 +90,11 @@ class PluginOptions:
 
 def plugin_fields() -> list[Field]:
     """The plugin's own options; the methods that are installed are the choices of `method`."""
-    out = [f for f in dataclasses.fields(PluginOptions) if f.name != "given"]
+    method, *others = (f for f in dataclasses.fields(PluginOptions) if f.name != "given")
     texts = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
-    rules = {**out[0].metadata, "choices": tuple(METHODS), "help": texts}
-    method = dataclasses.make_dataclass(
-        "_", [("method", "str", field(default=out[0].default, metadata=rules))]
-    )
-    return [*dataclasses.fields(method), *out[1:]]
+    method = copy.copy(method)
+    method.metadata = {**method.metadata, "choices": tuple(METHODS), "help": texts}  # type: ignore
+    return [method, *others]
 
 
 def method_fields() -> list[Field]:
@@ -245,3 +244,55 @@ def check_options(cfg: Any) -> None:
             f"{format_flag(name, value)} has no effect without {switch}: DPQ is off; "
             f"add {switch} 32, or leave it out"
         )
+
+
+# Which tables -------------------------------------------------------------------------------------
+
+# Output layers by the last part of their path, and how each is tied to its token table.
+TIED_BY = {
+    "output_projection": "--share-decoder-input-output-embed",
+    "fc_out": "--share-decoder-input-output-embed",
+    "fc3": "--share-input-output-embed",
+    "lm_head": "--untie-weights-roberta left out",
+    "embed_out": "--share-encoder-input-output-embed",
+}
+
+
+def in_decoder(path: str) -> bool:
+    """Whether a path is in a decoder: `decoder.embed_tokens`, `decoders.de.embed_tokens`."""
+    return any(part.startswith("decoder") for part in path.split("."))
+
+
+def decoder_only(paths: Sequence[str]) -> bool:
+    """Whether a table belongs to decoders only, and not also to an encoder."""
+    return all(in_decoder(path) for path in paths)
+
+
+def choose(tables: Sequence[Sequence[str]], wanted: str) -> list[int]:
+    """The indices of the tables that `--dpq-embeddings WANTED` selects. A table is given as the
+    list of its module paths: a shared one has several."""
+    wanted, name = wanted.strip(), flag("embeddings")
+    everything = list(range(len(tables)))
+    if wanted == "all":
+        return everything
+    if wanted == "input":
+        return [i for i in everything if not decoder_only(tables[i])] or everything
+    if wanted == "decoder":
+        chosen = [i for i in everything if any(in_decoder(path) for path in tables[i])]
+        if not chosen:
+            raise DPQConfigError(
+                f"{name} {wanted}: this model has no decoder table; it has "
+                + ", ".join(paths[0] for paths in tables)
+            )
+        return chosen
+    chosen = []
+    for path in (part.strip() for part in wanted.split(",")):
+        match = next((i for i in everything if path in tables[i]), None)
+        if match is None:
+            raise DPQConfigError(
+                f"{name} {wanted}: no token table at {path!r}; choose input, decoder, all, or one "
+                "of " + ", ".join(p for paths in tables for p in paths)
+            )
+        if match not in chosen:
+            chosen.append(match)
+    return chosen

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from fairseq_dpq import model as model_tables
 from fairseq_dpq.config import DPQConfigError, flag, format_flag
-from fairseq_dpq.fairseq_plugin import resume, schedule
-from fairseq_dpq.fairseq_plugin.choosing import TIED_BY, choose, decoder_only
+from fairseq_dpq.fairseq_plugin import resume, training
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding, form_class, tie_output
-from fairseq_dpq.fairseq_plugin.options import PluginOptions
+from fairseq_dpq.fairseq_plugin.options import TIED_BY, PluginOptions, choose, decoder_only
 from fairseq_dpq.files.record import Table, TablesRecord
 from fairseq_dpq.methods import MethodOptions
 from fairseq_dpq.methods.base import TableUse
@@ -60,18 +59,16 @@ def replace_tables(
     record = TablesRecord({})
     for found in chosen:
         _refuse_what_cannot_be(found)
-        old = found.module
+        old, in_decoder = found.module, decoder_only(found.paths)
         assert isinstance(old, nn.Embedding)
-        config = options.of_table(decoder_only(found.paths))
-        words = options.format(decoder_only(found.paths)), _dim_flag(found, old, cfg)
+        config = options.of_table(in_decoder)
+        words = options.format(in_decoder), _dim_flag(found, old, cfg)
         config.validate(old.embedding_dim, *words)
         restored = saved is not None and found.path in saved.record.tables
         if saved is not None and restored:
             config = resume.adopt(config, found.path, saved)
         tied = bool(found.sharing) or len(found.paths) > 1
-        vectors = get_option(
-            cfg, f"{'decoder' if decoder_only(found.paths) else 'encoder'}_embed_path"
-        )
+        vectors = get_option(cfg, f"{'decoder' if in_decoder else 'encoder'}_embed_path")
         use = TableUse(old.embedding_dim, tied, max_update, trained or bool(vectors))
         given, config = config, config.resolved(use)
         config.validate(old.embedding_dim, *words)
@@ -84,7 +81,7 @@ def replace_tables(
             **config.keywords(),
         )
         table.ignored = old.padding_idx
-        if schedule.is_open(given, config):
+        if training.is_open(given, config):
             table.open_schedule = given, use
         elif config.method.describe_start(config):
             logger.info(f"{found.path}: {config.method.describe_start(config)}")
@@ -94,13 +91,15 @@ def replace_tables(
         else:
             table.reset_parameters(like=old.weight, tied=tied)
         if not restored:
-            _load_option_files(table, config, found.path)
+            try:
+                table.load_option_files(found.path)
+            except ValueError as error:
+                raise DPQConfigError(f"{found.path}: {error}") from error
         if not old.weight.requires_grad:
             table.requires_grad_(False)
         put(model, found, table, tie_output)
         record.tables[found.path] = _describe(found, config)
-    _report(tables, record)
-    _report_sizes(model, whole, tables, record)
+    _report(model, whole, tables, record)
     return record
 
 
@@ -150,13 +149,6 @@ def restore_tables(model: nn.Module, record: TablesRecord, exact_logits: bool = 
         put(model, found[path], new, tie_output)
 
 
-def _load_option_files(table: FairseqDPQEmbedding, config: MethodOptions, path: str) -> None:
-    try:
-        config.method.load_option_files(table.codebook(), config, path)
-    except ValueError as error:
-        raise DPQConfigError(f"{path}: {error}") from error
-
-
 def _choose(
     tables: list[EmbeddingTable], options: PluginOptions, model: nn.Module
 ) -> list[EmbeddingTable]:
@@ -166,7 +158,7 @@ def _choose(
             "could replace (no module called embed_tokens); leave --dpq-K out for this model"
         )
     paths = [found.paths for found in tables]
-    return [tables[i] for i in choose(paths, options.embeddings, flag("embeddings"))]
+    return [tables[i] for i in choose(paths, options.embeddings)]
 
 
 def _refuse_what_cannot_be(found: EmbeddingTable) -> None:
@@ -213,44 +205,37 @@ def _describe(found: EmbeddingTable, config: MethodOptions) -> Table:
     )
 
 
-def _report(tables: list[EmbeddingTable], record: TablesRecord) -> None:
-    """Log which tables were replaced, with the CR of each, and which were not."""
+def _report(
+    model: nn.Module, whole: int, tables: list[EmbeddingTable], record: TablesRecord
+) -> None:
+    """Log which tables were replaced, with the CR of each, their share of the model, and what
+    compressing the others would bring."""
+    full = compact = 0
+    left, shapes = [], set()
+    first = next(iter(record.tables.values()))
+    rate = first.config.compression_ratio(first.num_embeddings, first.embedding_dim)
     for found in tables:
         table = record.tables.get(found.path)
         if table is None:
             logger.info(f"{found.path}: not replaced (not chosen by --dpq-embeddings)")
+            if isinstance(found.module, nn.Embedding):
+                nbytes = _nbytes(found.module.weight)
+                left.append(Left(found.path, nbytes, int(nbytes / rate), "--dpq-embeddings all"))
+                shapes.add((found.module.num_embeddings, found.module.embedding_dim))
             continue
-        c = table.config
-        text = f"{table.num_embeddings} x {table.embedding_dim} -> DPQ {c.describe()}"
+        c, size = table.config, (table.num_embeddings, table.embedding_dim)
+        text = f"{size[0]} x {size[1]} -> DPQ {c.describe()}"
         if table.aliases:
             text += f", also at {', '.join(table.aliases)}"
         if table.tied:
             text += f", tied to {', '.join(table.tied)}"
-        ratio = c.compression_ratio(table.num_embeddings, table.embedding_dim)
+        ratio = c.compression_ratio(*size)
         logger.info(f"{found.path}: {text}; compression ratio {ratio:.1f} once compact")
         if "K" in table.options and bits_note(table.options["K"]):
             logger.info(f"{found.path}: {bits_note(table.options['K'])}")
-
-
-def _report_sizes(
-    model: nn.Module, whole: int, tables: list[EmbeddingTable], record: TablesRecord
-) -> None:
-    """Log what share of the model the tables are, and what compressing the others would bring."""
-    full = compact = 0
-    left, shapes = [], set()
-    first = next(iter(record.tables.values()))
-    ratio = first.config.compression_ratio(first.num_embeddings, first.embedding_dim)
-    for found in tables:
-        table = record.tables.get(found.path)
-        if table is not None:
-            size = table.num_embeddings, table.embedding_dim
-            full += 4 * size[0] * size[1]
-            compact += table.config.compact_bits(*size) // 8
-            shapes.add(size)
-        elif isinstance(found.module, nn.Embedding):
-            nbytes = _nbytes(found.module.weight)
-            left.append(Left(found.path, nbytes, int(nbytes / ratio), "--dpq-embeddings all"))
-            shapes.add((found.module.num_embeddings, found.module.embedding_dim))
+        full += 4 * size[0] * size[1]
+        compact += c.compact_bits(*size) // 8
+        shapes.add(size)
     tied = {path for found in tables for path, _, _ in found.sharing}
     for path, module in model.named_modules():
         name = path.split(".")[-1]
@@ -258,14 +243,14 @@ def _report_sizes(
         own = name in TIED_BY and path not in tied and isinstance(weight, nn.Parameter)
         if own and tuple(weight.shape) in shapes:
             left.append(Left(path, _nbytes(weight), 0, TIED_BY[name]))
-    embeddings, model_size = Change(full, compact), Change(whole, whole - full + compact)
+    after = Change(whole, whole - full + compact)
     for what, change, note in (
-        ("embeddings", embeddings, f"{share(full, whole)} of the model"),
-        ("model", model_size, "without optimiser state"),
+        ("embeddings", Change(full, compact), f"{share(full, whole)} of the model"),
+        ("model", after, "without optimiser state"),
     ):
         sizes = f"{change.before:,} -> {change.after:,} bytes once compact"
         logger.info(f"{what}: {sizes}, {change.smaller()} ({note})")
-    for line in outlook(model_size, left):
+    for line in outlook(after, left):
         logger.info(line)
 
 

@@ -108,33 +108,27 @@ def adopt(config: MethodOptions, path: str, saved: Saved) -> MethodOptions:
 def check_restore(model_cfg: Any, state: Any, filename: str, reset_optimizer: bool) -> None:
     """Compare a checkpoint's DPQ tables with those of the model that would load it."""
     saved_cfg = _model_cfg(state)
-    saved = read_record(saved_cfg)
-    current = read_record(model_cfg)
+    saved, current = read_record(saved_cfg), read_record(model_cfg)
     if saved is not None and saved.stage == "compact":
         source = f": {saved.source}" if saved.source else ""
         raise DPQConfigError(
             f"{filename} is a compact checkpoint: the queries and the optimiser state that "
             f"training needs are gone. Restore the training checkpoint it was made from{source}"
         )
-    if saved is None and current is None:
-        return
-    if current is None:
-        assert saved is not None
+    if saved is not None and current is not None:
+        _same_tables(saved, current, filename, reset_optimizer, _flags(saved_cfg, saved))
+    elif saved is not None:
         raise DPQConfigError(
             f"{filename} was trained with DPQ, but this command has no DPQ options. Add "
             f"{_flags(saved_cfg, saved)}"
         )
-    if saved is None:
-        if not reset_optimizer:
-            raise DPQConfigError(
-                f"{filename} has full tables, but this command asks for DPQ "
-                f"({_flags(model_cfg, current)}). "
-                "To start the DPQ tables from them by k-means, use --finetune-from-model "
-                f"{filename}, or --restore-file with --reset-optimizer --reset-lr-scheduler "
-                "--reset-dataloader --reset-meters"
-            )
-        return
-    _same_tables(saved, current, filename, reset_optimizer, _flags(saved_cfg, saved))
+    elif current is not None and not reset_optimizer:
+        raise DPQConfigError(
+            f"{filename} has full tables, but this command asks for DPQ "
+            f"({_flags(model_cfg, current)}). To start the DPQ tables from them by k-means, use "
+            f"--finetune-from-model {filename}, or --restore-file with --reset-optimizer "
+            "--reset-lr-scheduler --reset-dataloader --reset-meters"
+        )
 
 
 def _same_tables(

@@ -1,4 +1,5 @@
-"""DPQ during training: the regulariser in the loss, statistics after each update, the log.
+"""DPQ during training: how long the warm-up is, the regulariser in the loss, statistics after each
+update, the log.
 
 Every criterion is called with the model, so the regularisers of its tables are collected there.
 They are added once, scaled by the criterion's sample size.
@@ -9,15 +10,20 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
 import sys
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_dpq.config import DPQConfigError, format_flag
-from fairseq_dpq.fairseq_plugin import tensorboard
-from fairseq_dpq.layer import DPQEmbedding
+from fairseq_dpq.fairseq_plugin.configs import get_option, read_record, run_option, write_record
+from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding
+from fairseq_dpq.fairseq_plugin.options import read_options
+from fairseq_dpq.layer import DPQEmbedding, dpq_modules
+from fairseq_dpq.methods import MethodOptions
 from fairseq_dpq.training.codes import code_counts, usage_of_counts
 
 logger = logging.getLogger("fairseq_dpq")
@@ -25,6 +31,7 @@ logger = logging.getLogger("fairseq_dpq")
 REGULARIZER_KEY = "dpq_regularizer"
 WEIGHT_KEY = "dpq_regularizer_weight"
 _COLLAPSED = 0.25  # of the codes in use, or of the entropy that is possible
+_UNKNOWN = 8  # updates, until the data is loaded: enough for a warm-up to exist at all
 
 
 def named_tables(model: nn.Module) -> list[tuple[str, DPQEmbedding]]:
@@ -36,27 +43,82 @@ def named_tables(model: nn.Module) -> list[tuple[str, DPQEmbedding]]:
     ]
 
 
-def forget_evaluation(model: Any) -> None:
-    """Drop regularisers of evaluation passes outside the criterion, e.g. of --eval-bleu."""
-    if isinstance(model, nn.Module) and not model.training:
-        for table in model.modules():
-            if isinstance(table, DPQEmbedding):
-                table.pop_regularizer()
+# The length of the training -----------------------------------------------------------------------
+# --max-update is known when the model is built. --max-epoch is a number of updates only once the
+# data is loaded, so that tables get their schedule then.
+
+
+def first_guess(model_cfg: Any) -> int:
+    """The number of updates as far as it is known when the model is built; 0 if it has no end."""
+    updates = int(run_option(model_cfg, "optimization", "max_update") or 0)
+    if updates:
+        return updates
+    return _UNKNOWN if run_option(model_cfg, "optimization", "max_epoch") else 0
+
+
+def is_open(given: MethodOptions, config: MethodOptions) -> bool:
+    """Whether the length of the training decides about an option that a checkpoint keeps."""
+    kept = [f.name for f in fields(config) if f.metadata["keeps"]]
+    return any(getattr(given, n) is None and getattr(config, n) is not None for n in kept)
+
+
+def settle_schedules(trainer: Any, batches: Any) -> None:
+    """Set the schedules that were left open, now that the batches of an epoch are known."""
+    cfg, model = trainer.cfg, trainer.get_model()
+    tables = [
+        (path, table, table.open_schedule)
+        for path, table in named_tables(model)
+        if isinstance(table, FairseqDPQEmbedding) and table.open_schedule is not None
+    ]
+    if not tables:
+        return
+    length = _updates(cfg.optimization, len(batches))
+    record = read_record(cfg.model)
+    for path, table, (wanted, use) in tables:
+        table.open_schedule = None
+        now, plain, _ = table.schedule_counts()
+        if not length or not plain:
+            continue
+        started = now > 0
+        if started and now != plain:
+            continue  # codes that a DPQ checkpoint brought
+        config = wanted.resolved(use._replace(max_update=max(length, _UNKNOWN)))
+        table.set_schedule(config, started)
+        if record is not None and path in record.tables:
+            record.tables[path].options = config.keywords()
+        _, plain, last = table.schedule_counts()
+        ramp = f"the full table gives way to quantised rows until update {last - plain}"
+        logger.info(f"{path}: {ramp if started else config.method.describe_start(config)}")
+    if record is not None:
+        write_record(cfg.model, record)
+
+
+def _updates(optimization: Any, batches: int) -> int:
+    """The number of updates of the whole training, whichever limit comes first."""
+    most = int(get_option(optimization, "max_update") or 0)
+    epochs = int(get_option(optimization, "max_epoch") or 0)
+    if not epochs:
+        return most
+    each = list(get_option(optimization, "update_freq") or [1])
+    total = sum(-(-batches // each[min(epoch, len(each) - 1)]) for epoch in range(epochs))
+    return min(total, most) if most else total
+
+
+# Each update --------------------------------------------------------------------------------------
 
 
 def forget_batch(model: Any) -> None:
-    """Drop the regularisers of a batch that failed: they are not the next one's."""
-    for table in model.modules() if isinstance(model, nn.Module) else ():
-        if isinstance(table, DPQEmbedding):
-            table.regularizers.drop()
+    """Drop regularisers that are not those of the next batch."""
+    for table in dpq_modules(model) if isinstance(model, nn.Module) else ():
+        table.regularizers.drop()
 
 
 def add_regularizer(model: Any, result: Any) -> Any:
     """Add the tables' regularisers to a criterion's (loss, sample_size, logging_output)."""
     if not isinstance(model, nn.Module):
         return result
-    tables = [m for m in model.modules() if isinstance(m, DPQEmbedding)]
-    popped = [pair for pair in (m.regularizers.pop() for m in tables) if pair is not None]
+    found = (table.regularizers.pop() for table in dpq_modules(model))
+    popped = [pair for pair in found if pair is not None]
     if not popped:
         return result
     loss, sample_size, logging_output = result
@@ -71,7 +133,7 @@ def add_regularizer(model: Any, result: Any) -> Any:
 def after_update(model: nn.Module, optimizer: Any) -> None:
     """Update the tables' statistics after one update, identically on all workers."""
     for name, table in named_tables(model):
-        if table.has_regularizer():
+        if table.regularizers.waiting:
             raise DPQConfigError(
                 f"the VQ regulariser of {name} did not reach the loss: the task calls "
                 "criterion.forward(model, sample) or uses a model other than the one it passes to "
@@ -133,20 +195,33 @@ def _number(value: Any) -> float:
     return float(value.item() if isinstance(value, Tensor) else value)
 
 
-class CodeWatch:
-    """Follows the codes of a model's tables through a training."""
+# The log ------------------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
+
+def watch_of(trainer: Any) -> CodeWatch:
+    """What follows the codes of a trainer's model."""
+    if not hasattr(trainer, "_dpq_watch"):
+        trainer._dpq_watch = CodeWatch(read_options(trainer.cfg.model).log_interval)
+    return trainer._dpq_watch
+
+
+class CodeWatch:
+    """Follows the codes of a model's tables through a training, every so many updates."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
         self.codes: dict[str, Tensor] = {}
         self.updates: int | None = None
         self.stats: dict[str, float] = {}
 
     @torch.no_grad()
-    def look(self, model: nn.Module, updates: int, writer: Any = None) -> None:
+    def look(self, trainer: Any) -> None:
         """Log code use, entropy and change of each table, once for each number of updates."""
-        tables = [(name, table) for name, table in named_tables(model) if table.has_codes]
+        updates = trainer.get_num_updates()
+        tables = [pair for pair in named_tables(trainer.get_model()) if pair[1].method.has_codes]
         if not tables or updates == self.updates:
             return
+        writer = _tensorboard(trainer.cfg)
         before, self.updates = self.updates, updates
         rows: list[dict[str, float]] = []
         full = compact = 0.0
@@ -170,7 +245,10 @@ class CodeWatch:
                 text += f", {row['changed']:.2%} changed since update {before}"
             logger.info(f"{name}: {text}, compression ratio {row['ratio']:.1f} (update {updates})")
             if writer is not None:
-                tensorboard.write(writer, name, row, counts, updates)
+                for key, value in row.items():
+                    writer.add_scalar(f"{name}/{key}", value, updates)
+                writer.add_histogram(f"{name}/symbols_per_code", counts.flatten(), updates)
+                writer.flush()
             possible = math.log2(min(table.config.K, table.num_embeddings))
             if row["used"] < _COLLAPSED or row["entropy"] < _COLLAPSED * possible:
                 hints = table.method.collapse_hints(table.config)
@@ -212,3 +290,20 @@ class CodeWatch:
 
     def _value(self, key: str, meters: Any) -> float:
         return round(self.stats.get(key, math.nan), 4)
+
+
+def _tensorboard(cfg: Any) -> Any:
+    """A writer of the folder `dpq` among fairseq's own, which it closes at exit; None without
+    --tensorboard-logdir, without tensorboard, and on all workers but the first."""
+    from fairseq.distributed import utils as distributed_utils
+    from fairseq.logging import progress_bar
+
+    folder = cfg.common.tensorboard_logdir
+    master = distributed_utils.is_master(cfg.distributed_training)
+    if not folder or not master or progress_bar.SummaryWriter is None:
+        return None
+    place = os.path.join(folder, "dpq")
+    writers = progress_bar._tensorboard_writers
+    if place not in writers:
+        writers[place] = progress_bar.SummaryWriter(place)
+    return writers[place]

@@ -1,6 +1,6 @@
 """How a run on CPU gets its workers: from torchrun, from Slurm, or started by hand.
 
-Invalid launches fail here and print the correct command. `compat.cpu_workers` calls it.
+Invalid launches fail here and print the correct command.
 """
 
 from __future__ import annotations
@@ -8,9 +8,54 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Callable
 
 import torch
+
+from fairseq_dpq.fairseq_plugin.patching import around, replace
+
+
+def cpu_workers() -> bool:
+    """fairseq can only start several workers on CUDA devices, all versions.
+
+    Without it, on CPU: plain torchrun trains independent copies that overwrite each other's
+    checkpoints and exits with 0 (newer forks), or asks for NCCL (0.12.2);
+    `--distributed-world-size 2` under torchrun divides by zero; a tcp:// launch without
+    `--distributed-no-spawn` starts no worker, trains nothing and exits with 0. With it, torchrun
+    and srun work on CPU with gloo, and invalid launches fail before any data is read.
+    """
+    from fairseq.distributed import utils as distributed_utils
+
+    def call_main(old: Callable, cfg: Any, main: Callable, **kwargs: Any) -> Any:
+        prepare(cfg)
+        if cfg.distributed_training.distributed_init_method is None:
+            distributed_utils.infer_init_method(cfg.distributed_training)
+        check_count(cfg)
+        result = old(cfg, main, **kwargs)
+        leave()
+        return result
+
+    return around(distributed_utils, "call_main", call_main)
+
+
+def ddp_on_cpu() -> bool:
+    """`--ddp-backend pytorch_ddp` (the default) passes device ids for a model on CPU, all versions.
+
+    Without it every worker fails with `ValueError: DistributedDataParallel device_ids and
+    output_device arguments only work with single-device/multiple-device GPU modules`.
+    """
+    from fairseq.models import distributed_fairseq_model
+
+    def make(old: type) -> type:
+        class DistributedDataParallel(old):  # type: ignore[misc, valid-type]
+            def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+                if all(p.device.type == "cpu" for p in module.parameters()):
+                    kwargs.update(device_ids=None, output_device=None)
+                super().__init__(module, *args, **kwargs)
+
+        return DistributedDataParallel
+
+    return replace(distributed_fairseq_model, "DistributedDataParallel", make)
 
 
 def prepare(cfg: Any) -> None:

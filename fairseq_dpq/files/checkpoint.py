@@ -119,7 +119,7 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     n, d = table.num_embeddings, table.embedding_dim
     check_warmed_up(checkpoint, path)
     # One row: a layer of n would draw n random rows first.
-    layer = DPQEmbedding(1, d, **table.options)
+    layer = DPQEmbedding(1, d, option_files=False, **table.options)
     for name in (*layer.parts, *layer.trackers.evaluation_buffers()):
         key = f"{path}.{name}"
         tensor = checkpoint.weights.get(key)

@@ -12,9 +12,8 @@ from torch import Tensor
 from fairseq_dpq.any_model.calibration import Use
 from fairseq_dpq.any_model.compress import check_weight, knowledge, make_form, make_layer
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.fairseq_plugin.choosing import decoder_only
 from fairseq_dpq.fairseq_plugin.configs import set_options, write_record
-from fairseq_dpq.fairseq_plugin.options import PluginOptions
+from fairseq_dpq.fairseq_plugin.options import PluginOptions, decoder_only
 from fairseq_dpq.files.checkpoint import (
     Checkpoint,
     Progress,

@@ -9,8 +9,8 @@ from typing import Any, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.fairseq_plugin.choosing import TIED_BY, choose, in_decoder
 from fairseq_dpq.fairseq_plugin.configs import get_option
+from fairseq_dpq.fairseq_plugin.options import TIED_BY, choose, in_decoder
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes, table_keys
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.record import Table, TablesRecord
@@ -69,7 +69,7 @@ def choose_tables(checkpoint: Checkpoint, wanted: str) -> list[EmbeddingTable]:
     if not tables:
         raise CheckpointError(f"{checkpoint.path} has no token embedding (embed_tokens.weight)")
     paths = [found.paths for found in tables]
-    return [tables[i] for i in choose(paths, wanted, "--dpq-embeddings")]
+    return [tables[i] for i in choose(paths, wanted)]
 
 
 def _flags_tie(cfg: Any, table: str, other: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from fairseq_dpq.fairseq_plugin.load_check import loads_in_fairseq
+from fairseq_dpq.fairseq_plugin.building import loads_in_fairseq
 from fairseq_dpq.files.checkpoint import (
     Checkpoint,
     Progress,

@@ -20,7 +20,7 @@ from fairseq_dpq.forms.additive_learning import fit_vectors
 from fairseq_dpq.forms.low_rank import factorize
 from fairseq_dpq.methods.base import CodeOptions, Method, TableUse
 from fairseq_dpq.training.codebook import Codebook
-from fairseq_dpq.training.normalization import Stats, batch_normalize
+from fairseq_dpq.training.distances import Stats, batch_normalize
 from fairseq_dpq.training.trackers import RunningStatistics, Shapes, Tracker, wide
 
 _ROWS = 1 << 13
@@ -49,6 +49,7 @@ class AdditiveMethod(Method[AO]):
     `outer_scale` and `outer_shift` (d,) are the affine part of the last batch norm."""
 
     splits_rows = False
+    sized_by = ("K", "D", "code_width")
     forms = ("additive_codes",)
 
     def defaults(self, c: AO, use: TableUse) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class AdditiveMethod(Method[AO]):
             stats.mean.copy_(mean)
             stats.var.copy_(var)
             if name == "inner":
-                rows = (rows - stats.mean) * stats.scale() @ book.tensors["matrix"].float()
+                rows = stats.normalize(rows) @ book.tensors["matrix"].float()
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -161,14 +162,6 @@ class AdditiveMethod(Method[AO]):
         values, matrix, bias = self.folded(book, c)
         return {"codes": codes, "values": values, "matrix": matrix, "bias": bias}
 
-    def describe(self, c: AO) -> str:
-        width = f" width {c.code_width}" if c.code_width else ""
-        return f"{self.name} K={c.K} D={c.D}{width}"
-
-    def extra_repr(self, c: AO) -> str:
-        width = f", code_width={c.code_width}" if c.code_width else ""
-        return f"K={c.K}, D={c.D}{width}, method={self.name}"
-
 
 def flat(values: Tensor) -> Tensor:
     """Code vectors (D * K, width)."""
@@ -184,8 +177,7 @@ def normalized(x: Tensor, name: str, book: Codebook, moments: Moments) -> Tensor
     """Batch norm without affine part; the batch's statistics are put into `moments`. A single row
     has no spread, and is normalised by the running ones."""
     if len(x) < 2:
-        stats = running(book, name).detach()
-        return (x - stats.mean) * stats.scale()
+        return running(book, name).detach().normalize(x)
     out, moments[name] = batch_normalize(x.unsqueeze(1), False)
     return out.squeeze(1)
 

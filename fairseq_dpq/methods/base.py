@@ -89,9 +89,14 @@ class MethodOptions:
         full = 32 * num_embeddings * embedding_dim
         return full / self.compact_bits(num_embeddings, embedding_dim)
 
+    def sizes(self) -> list[str]:
+        """The options that set its size, `K=32`; a flag by its name."""
+        given = [(name, getattr(self, name)) for name in self.method.sized_by]
+        return [name if value is True else f"{name}={value}" for name, value in given if value]
+
     def describe(self) -> str:
         """Method and size in a few words, for logs and tables."""
-        return self.method.describe(self)
+        return " ".join([self.method.name, *self.sizes()])
 
 
 @dataclass
@@ -137,6 +142,7 @@ class Method(Generic[O]):
     summary: ClassVar[str]  # a few words for the help text
     options: ClassVar[type[MethodOptions]]
     switch = "K"  # the option that must be given, and turns the plugin on
+    sized_by: ClassVar[tuple[str, ...]] = ("K", "D")  # options that logs and tables name
     has_codes = True
     has_keys = False  # parameters called `keys`, beside the values
     splits_rows = True  # whether D groups share the columns of a row among them
@@ -223,17 +229,11 @@ class Method(Generic[O]):
         """What inference needs, by the names that its `forms` take; `codes` (n, D) if any."""
         raise NotImplementedError
 
-    def describe(self, c: O) -> str:
-        """The options that set its size, for logs and tables."""
-        raise NotImplementedError
-
-    def extra_repr(self, c: O) -> str:
-        """The same as keywords, for the layer's repr."""
-        raise NotImplementedError
-
 
 class ProductMethod(Method[PO]):
     """Rows put together from D parts, one of K values each: product codes."""
+
+    sized_by = ("K", "D", "share_subspaces")
 
     def bits(self, c: PO, num_embeddings: int, embedding_dim: int) -> int:
         rows = c.K if c.share_subspaces else c.K * c.D
@@ -243,14 +243,6 @@ class ProductMethod(Method[PO]):
     def learned(self, book: Codebook, c: PO, codes: Tensor | None) -> dict[str, Tensor]:
         assert codes is not None
         return {"codes": codes, "values": book.values.detach()}
-
-    def describe(self, c: PO) -> str:
-        shared = " shared" if c.share_subspaces else ""
-        return f"{self.name} K={c.K} D={c.D}{shared}"
-
-    def extra_repr(self, c: PO) -> str:
-        shared = ", shared subspaces" if c.share_subspaces else ""
-        return f"K={c.K}, D={c.D}, method={self.name}{shared}"
 
 
 def half_scale(drawn: Tensor) -> float:

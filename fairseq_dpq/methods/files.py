@@ -1,4 +1,4 @@
-"""Files that a method starts from: codes of an exported table, the table of a full checkpoint."""
+"""Files that a method starts from: codes of an exported table, a full table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fairseq_dpq.files.reader import read_form
+from fairseq_dpq.files.reader import is_safetensors, read_form
 from fairseq_dpq.forms import FORMS
+
+_TAKES = "; it takes one table (n, d) as .pt or .safetensors, or in fairseq a full checkpoint"
 
 
 def read_codes(file: str, shape: tuple[int, ...], K: int) -> Tensor:
@@ -31,17 +33,35 @@ def read_codes(file: str, shape: tuple[int, ...], K: int) -> Tensor:
 
 
 def read_table(file: str, path: str, shape: tuple[int, ...]) -> Tensor:
-    """The table (n, d) at `path` of a full checkpoint; ValueError if it does not fit."""
+    """The table (n, d) at `path` of a full checkpoint, or, without a path, the only tensor of that
+    shape in a file; ValueError if there is none."""
     if not Path(file).is_file():
-        raise ValueError(f"there is no checkpoint {file}")
-    how = {"mmap": True} if "mmap" in inspect.signature(torch.load).parameters else {}
+        raise ValueError(f"there is no checkpoint {file} to distil from")
     try:
-        weights = torch.load(file, map_location="cpu", **how)["model"]
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise ValueError(f"{file} is not a fairseq checkpoint, or it is damaged") from error
-    table = weights.get(f"{path}.weight")
+        found = _tensors(file)
+    except Exception as error:  # a damaged file can fail in any way
+        raise ValueError(f"{file} is not a fairseq checkpoint, or it is damaged{_TAKES}") from error
+    if not path:
+        fits = [tensor for tensor in found.values() if tuple(tensor.shape) == shape]
+        if len(fits) != 1:
+            raise ValueError(f"{file} has {len(fits)} tensors of shape {shape}{_TAKES}")
+        return fits[0]
+    table = found.get(f"{path}.weight", found.get(""))
     if table is None:
         raise ValueError(f"{file} has no full table {path}.weight")
     if tuple(table.shape) != shape:
         raise ValueError(f"{file}: {path}.weight is {tuple(table.shape)}, this table is {shape}")
     return table
+
+
+def _tensors(file: str) -> dict[str, Tensor]:
+    """The tensors of a file by name: of a checkpoint's model, of a state_dict, or a single one."""
+    if is_safetensors(file):
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    how = {"mmap": True} if "mmap" in inspect.signature(torch.load).parameters else {}
+    found = torch.load(file, map_location="cpu", **how)
+    if isinstance(found, Tensor):
+        return {"": found}
+    return {name: t for name, t in found.get("model", found).items() if isinstance(t, Tensor)}

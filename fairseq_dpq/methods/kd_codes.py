@@ -15,16 +15,17 @@ from fairseq_dpq.methods.additive import AdditiveMethod, AdditiveOptions, added
 from fairseq_dpq.methods.base import START
 from fairseq_dpq.methods.files import read_table
 from fairseq_dpq.training.codebook import Codebook, RegularizerTerm, TrainOutput
-from fairseq_dpq.training.codes import best_codes
+from fairseq_dpq.training.distances import batch_normalize
 from fairseq_dpq.training.initialization import Trained
-from fairseq_dpq.training.normalization import batch_normalize, normalize
-from fairseq_dpq.training.trackers import ResponseStatistics, Shapes, Tracker
+from fairseq_dpq.training.trackers import RunningStatistics, Shapes, Tracker
 
 
 @dataclass
 class KDOptions(AdditiveOptions):
     distill_from: str = option(
-        None, "full checkpoint whose table the embeddings are drawn to", shapes=True
+        None,
+        "full checkpoint, or a table saved as a tensor, that the embeddings are drawn to",
+        shapes=True,
     )
     distill_weight: float = option(
         1000.0,
@@ -54,7 +55,7 @@ class KDCodes(AdditiveMethod[KDOptions]):
         return ("guide",) if c.distill_from else ()
 
     def trackers(self, c: KDOptions, shapes: Shapes) -> list[Tracker]:
-        return [ResponseStatistics(1, c.K), *super().trackers(c, shapes)]
+        return [RunningStatistics("norm", (1, c.K)), *super().trackers(c, shapes)]
 
     def initialize(self, parameters: dict[str, Tensor], c: KDOptions, tied: bool) -> None:
         super().initialize(parameters, c, tied)
@@ -88,17 +89,17 @@ class KDCodes(AdditiveMethod[KDOptions]):
     def _running_response(self, rows: Tensor, book: Codebook, c: KDOptions) -> Tensor:
         logits = rows.float().view(-1, c.D, c.K)
         assert book.stats is not None
-        return self._response(normalize(logits, book.stats), book)
+        return self._response(book.stats.normalize(logits), book)
 
     def train(self, rows: Tensor, book: Codebook, c: KDOptions) -> TrainOutput:
         logits = rows.float().view(-1, c.D, c.K)
-        stats = None
+        own = {}
         if len(logits) < 2:
             response = self._running_response(rows, book, c)
         else:
-            normed, stats = batch_normalize(logits, True)
+            normed, own["norm"] = batch_normalize(logits, True)
             response = self._response(normed, book)
-        codes = best_codes(response.detach())
+        codes = response.detach().argmax(-1)
         out, moments = self.compose(added(response, book.values.float(), codes), book, c)
         regularizer = None
         if c.distill_from and torch.is_grad_enabled() and len(out):
@@ -106,7 +107,7 @@ class KDCodes(AdditiveMethod[KDOptions]):
             wanted = F.embedding(book.tokens, book.tensors["guide"]).float()
             error = (out - wanted).pow(2).mean(1).sum()
             regularizer = RegularizerTerm(c.distill_weight * error, error.detach(), len(out))
-        return TrainOutput(out, codes=codes, stats=stats, regularizer=regularizer, moments=moments)
+        return TrainOutput(out, codes=codes, regularizer=regularizer, moments={**own, **moments})
 
     def codes(self, rows: Tensor, book: Codebook, c: KDOptions) -> Tensor:
         with torch.no_grad():

@@ -25,12 +25,11 @@ from fairseq_dpq.methods.base import (
 )
 from fairseq_dpq.training.codebook import Codebook, RegularizerTerm, TrainOutput
 from fairseq_dpq.training.codes import evaluation_codes
-from fairseq_dpq.training.distances import DISTANCES, Dot
+from fairseq_dpq.training.distances import DISTANCES, Dot, batch_statistics
 from fairseq_dpq.training.initialization import Trained, cluster_table
-from fairseq_dpq.training.normalization import batch_statistics
 from fairseq_dpq.training.trackers import (
     IdleCodes,
-    ResponseStatistics,
+    RunningStatistics,
     Shapes,
     Tracker,
     WarmUp,
@@ -150,7 +149,9 @@ class KeyedMethod(ProductMethod[KO]):
         out: list[Tracker] = []
         if c.warmup_updates:
             out.append(WarmUp(c.warmup_updates, c.ramp_updates or 0))
-        out.append(ResponseStatistics(groups, K) if c.by_paper else self.average(c, shapes))
+        out.append(
+            RunningStatistics("norm", (groups, K)) if c.by_paper else self.average(c, shapes)
+        )
         if c.reseed_after:
             out.append(IdleCodes(groups, K, c.reseed_after, self.reseed))
         return out
@@ -180,7 +181,7 @@ class KeyedMethod(ProductMethod[KO]):
         out = self.rebuild(rows, codes, book, c)
         seen = self.observe(rows, codes, book, c)
         if c.by_paper and batch is not None:
-            seen = seen._replace(stats=batch.detach())
+            seen = seen._replace(moments={"norm": batch.detach()})
         return seen._replace(rows=out)
 
     def observe(self, rows: Tensor, codes: Tensor, book: Codebook, c: KO) -> TrainOutput:

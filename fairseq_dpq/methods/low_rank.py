@@ -32,6 +32,7 @@ class LowRank(Method[LowRankOptions]):
     summary = "no codes, a narrow table times a matrix"
     options = LowRankOptions
     switch = "rank"
+    sized_by = ("rank",)
     has_codes = False
     forms = ("low_rank",)
     splits_rows = False
@@ -59,9 +60,3 @@ class LowRank(Method[LowRankOptions]):
 
     def learned(self, book: Codebook, c: LowRankOptions, codes: Tensor | None) -> dict[str, Tensor]:
         return {"left": book.query.detach(), "right": book.values.detach()}
-
-    def describe(self, c: LowRankOptions) -> str:
-        return f"low_rank r={c.rank}"
-
-    def extra_repr(self, c: LowRankOptions) -> str:
-        return f"rank={c.rank}, method={self.name}"

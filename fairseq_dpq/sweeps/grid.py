@@ -117,7 +117,7 @@ class Base:
         if self.recipe is not None:
             words = _printed(words, step.environment)
         if Path(words[0]).name == "fairseq-train":
-            from fairseq_dpq.fairseq_plugin.measuring import parse_command
+            from fairseq_dpq.fairseq_plugin.building import parse_command
 
             try:
                 parse_command(words[1:])

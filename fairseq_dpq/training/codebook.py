@@ -7,7 +7,7 @@ from typing import Mapping, NamedTuple
 
 from torch import Tensor
 
-from fairseq_dpq.training.normalization import Stats
+from fairseq_dpq.training.distances import Stats
 
 
 @dataclass
@@ -41,6 +41,5 @@ class TrainOutput(NamedTuple):
     rows: Tensor  # (tokens, d)
     query: Tensor | None = None  # (tokens, D, key size), without gradient
     codes: Tensor | None = None  # (tokens, D)
-    stats: Stats | None = None  # of this batch's responses; None if it has too few to tell
     regularizer: RegularizerTerm | None = None
-    moments: Mapping[str, Stats] = {}  # of layers that the method has behind the codes, by name
+    moments: Mapping[str, Stats] = {}  # of this batch, by the name of the `RunningStatistics`

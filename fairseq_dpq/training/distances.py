@@ -1,12 +1,18 @@
-"""How near a query is to a key: one object for each distance, larger is nearer.
+"""How near a query is to a key: one object for each distance, larger is nearer. Normalisation of
+these responses is batch norm without an affine part.
 
 Shapes: query (tokens, D, size), keys (G, K, size) with G = D, or 1 when subspaces are shared.
 """
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any, ContextManager, NamedTuple
+
 import torch
 from torch import Tensor
+
+EPS = 1e-3  # added to the variance of the responses
 
 
 class Dot:
@@ -14,35 +20,15 @@ class Dot:
 
     name = "dot"
 
-    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        """The response of queries by group (G, tokens, size) to each key: (G, K, tokens).
-
-        With many rows this layout is faster on a CPU: what follows is vectorised over the tokens.
-        """
-        return torch.bmm(keys, query.transpose(1, 2))
-
-    def ordered_response(self, query: Tensor, keys: Tensor) -> Tensor:
-        """The response that defines a code: summed over one dimension after the other.
+    def response(self, query: Tensor, keys: Tensor) -> Tensor:
+        """The responses that define codes, (tokens, D, K): summed over one dimension after another.
 
         Elementwise float32 operations are rounded alike everywhere, unlike a matrix product.
-        `query` is (rows, size), `keys` (rows or 1, K, size); the result is (rows, K).
         """
-        total = self._term(query[:, :1], keys[..., 0])
+        total = self._term(query[..., :1], keys[..., 0])
         for i in range(1, query.shape[-1]):
-            total = total + self._term(query[:, i : i + 1], keys[..., i])
+            total += self._term(query[..., i : i + 1], keys[..., i])
         return total
-
-    def rounding(self, keys: Tensor, terms: float) -> tuple[Tensor, Tensor]:
-        """(slope, offset), each (G,): rounding stays below slope * `query_size` + offset.
-
-        The rounding of a sum of m products is at most about m u sum|a b|; `terms` is m u.
-        """
-        largest = keys.norm(dim=-1).amax(-1)
-        return terms * largest, torch.zeros_like(largest)
-
-    def query_size(self, query: Tensor) -> Tensor:
-        """What the slope of `rounding` is multiplied by."""
-        return query.norm(dim=-1)
 
     def features(self, query: Tensor, relative: bool = False) -> Tensor:
         """What responses are linear in: (tokens, D, m). `relative`: but for what is the same for
@@ -58,23 +44,9 @@ class Dot:
 
 
 class Euclidean(Dot):
-    """-|q - k|^2, spelled out so that the (tokens, D, K, size) difference is never held."""
+    """-|q - k|^2."""
 
     name = "euclidean"
-
-    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        square = keys.pow(2).sum(-1, keepdim=True)
-        out = torch.baddbmm(square, keys, query.transpose(1, 2), beta=-1, alpha=2)
-        return out.sub_(query.pow(2).sum(-1).unsqueeze(1))
-
-    def rounding(self, keys: Tensor, terms: float) -> tuple[Tensor, Tensor]:
-        # |q - k|^2 <= 2 |q|^2 + 2 |k|^2
-        largest = keys.norm(dim=-1).amax(-1)
-        return torch.full_like(largest, 2 * terms), 2 * terms * largest * largest
-
-    def query_size(self, query: Tensor) -> Tensor:
-        norm = query.norm(dim=-1)
-        return norm * norm
 
     def features(self, query: Tensor, relative: bool = False) -> Tensor:
         if relative:
@@ -94,6 +66,69 @@ class Euclidean(Dot):
 
 
 DISTANCES: dict[str, Dot] = {d.name: d for d in (Dot(), Euclidean())}
+
+
+class Stats(NamedTuple):
+    """Mean and variance of the responses: (D, K), or (1, K) when subspaces are shared."""
+
+    mean: Tensor
+    var: Tensor
+
+    def scale(self) -> Tensor:
+        """What centred responses are multiplied by."""
+        return 1 / exact_sqrt(self.var + EPS)
+
+    def normalize(self, response: Tensor) -> Tensor:
+        """Responses by these statistics, as evaluation has them."""
+        return (response - self.mean) * self.scale()
+
+    def detach(self) -> Stats:
+        """A copy without gradient that does not follow the running statistics."""
+        return Stats(self.mean.detach().clone(), self.var.detach().clone())
+
+
+def batch_statistics(query: Tensor, keys: Tensor, distance: Dot) -> Stats | None:
+    """Mean and variance of the responses of queries (tokens, D, size), with their gradient; None if
+    there are too few.
+
+    Responses are linear in the features of a query, so that their moments come from those of the
+    features, which are fewer than the keys: no response is worked out.
+    """
+    features = distance.features(query)
+    if keys.shape[0] == 1:
+        features = features.reshape(-1, 1, features.shape[-1])
+    if features.shape[0] < 2:  # one value has no spread to normalise by
+        return None
+    direction, offset = distance.directions(keys)
+    by_group = features.transpose(0, 1)  # (G, tokens, m)
+    middle = by_group.mean(1, keepdim=True)
+    centred = by_group - middle
+    mean = torch.bmm(direction, middle.transpose(1, 2)).squeeze(-1)
+    if features.shape[-1] <= keys.shape[1]:
+        covariance = torch.bmm(centred.transpose(1, 2), centred) / features.shape[0]
+        var = (torch.bmm(direction, covariance) * direction).sum(-1).clamp_min(0)
+    else:
+        var = torch.bmm(centred, direction.transpose(1, 2)).pow(2).mean(1)
+    return Stats(mean + offset, var)
+
+
+def batch_normalize(resp: Tensor, shared: bool) -> tuple[Tensor, Stats]:
+    """Normalise responses by this batch's own statistics, per k or per (j, k)."""
+    tokens, D, K = resp.shape
+    flat = resp.reshape(tokens * D, K) if shared else resp.reshape(tokens, D * K)
+    out, mean, invstd = torch.native_batch_norm(flat, None, None, None, None, True, 0.0, EPS)
+    var = (invstd.detach().pow(-2) - EPS).clamp_min(0)
+    return out.view(tokens, D, K), Stats(mean.detach().view(-1, K), var.view(-1, K))
+
+
+# Precision ----------------------------------------------------------------------------------------
+
+
+def float32_math(device: torch.device) -> ContextManager[Any]:
+    """Switch autocast off: responses and codes are float32 whatever the model runs in."""
+    if device.type in ("cpu", "cuda"):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

@@ -35,12 +35,14 @@ class TrackerSet:
         warmup = next((t for t in self if isinstance(t, WarmUp)), None)
         return (0, 0, 0) if warmup is None else warmup.counts(state)
 
-    def reschedule(self, trackers: Sequence[Tracker], state: Buffers, started: bool) -> None:
+    def reschedule(
+        self, trackers: Sequence[Tracker], state: Buffers, book: Codebook, started: bool
+    ) -> None:
         """Take the warm-up of other trackers of the same kinds."""
         for at, tracker in enumerate(trackers):
             if isinstance(tracker, WarmUp):
                 self.all[at] = tracker
-                tracker.restart(state, started)
+                tracker.reset(state, book, started)
 
     def reset(self, state: Buffers, book: Codebook, started: bool) -> None:
         """Initial values of all buffers."""

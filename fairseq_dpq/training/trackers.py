@@ -17,7 +17,6 @@ from torch import Tensor
 from fairseq_dpq.training.codebook import Codebook, TrainOutput
 from fairseq_dpq.training.codes import sum_by_code
 from fairseq_dpq.training.distances import wide_dtype
-from fairseq_dpq.training.normalization import Stats
 
 _RATE = 0.01  # of a new batch in the running statistics, once 100 batches have been averaged
 _SAMPLE = 1024  # queries kept as seeds for codes that nobody uses
@@ -30,6 +29,7 @@ class Tracker:
     """Sums of one kind, and the buffers that they are applied to."""
 
     skipped: Tensor | None = None  # sums that were left out because they were not finite
+    collected: Sequence[Tensor] = ()  # the sums since the last update; none without a batch
 
     def buffers(self) -> Shapes:
         """Shapes of the buffers by name."""
@@ -51,15 +51,31 @@ class Tracker:
             self.reset(state, book)
             saved.update({name: state[name] for name in self.buffers()})
 
+    def sum_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of what is added up over micro-batches and workers."""
+        return []
+
+    def measure(self, out: TrainOutput, tokens: Tensor) -> Sequence[Tensor]:
+        """These sums of one micro-batch; nothing if it has none."""
+        return ()
+
     def clear(self) -> None:
         """Forget what was collected."""
+        self.collected = ()
 
     def collect(self, out: TrainOutput, tokens: Tensor) -> None:
         """Take in one micro-batch."""
+        more = self.measure(out, tokens)
+        if self.collected and more:
+            more = [total + part for total, part in zip(self.collected, more)]
+        self.collected = more or self.collected
 
-    def sums(self, book: Codebook) -> list[Tensor]:
-        """What is added up over the workers: the same shapes on each, also without a batch."""
-        return []
+    def sums(self, book: Codebook) -> Sequence[Tensor]:
+        """What was collected: the same shapes on each worker, also without a batch."""
+        wide, device = wide_dtype(book.query.device), book.query.device
+        return self.collected or [
+            torch.zeros(shape, dtype=wide, device=device) for shape in self.sum_shapes()
+        ]
 
     def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> Tensor | None:
         """Move the buffers; the codes (G, K), bool, whose key or value was set, if any."""
@@ -69,7 +85,7 @@ class Tracker:
         """Another tracker, or a start, set the keys or values of these codes (G, K)."""
 
     def _skip(self, bad: Tensor) -> None:
-        self.skipped = plus(self.skipped, bad.sum())
+        self.skipped = bad.sum() if self.skipped is None else self.skipped + bad.sum()
 
 
 class WarmUp(Tracker):
@@ -101,9 +117,6 @@ class WarmUp(Tracker):
         return self._counts
 
     def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
-        self.restart(state, started)
-
-    def restart(self, state: Buffers, started: bool) -> None:
         """Begin the schedule, or the ramp where a trained table made the warm-up needless."""
         _, plain, last = self._plan
         state["schedule"].copy_(torch.tensor([plain if started else 0.0, plain, last]))
@@ -132,11 +145,11 @@ def is_plain(schedule: Tensor | None) -> bool:
 
 
 class RunningStatistics(Tracker):
-    """Running mean and variance of a batch norm, by which evaluation normalises."""
+    """Running mean and variance of a batch norm, by which evaluation normalises; `norm` is that of
+    the responses."""
 
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
         self.name, self.shape = name, shape
-        self.clear()
 
     def buffers(self) -> Shapes:
         name = self.name
@@ -148,10 +161,6 @@ class RunningStatistics(Tracker):
     def adopt(self, saved: dict[str, Tensor], state: Buffers, book: Codebook) -> None:
         """Codes depend on them: a checkpoint without them cannot be loaded."""
 
-    def of(self, out: TrainOutput) -> Stats | None:
-        """Those of one batch."""
-        return out.moments.get(self.name)
-
     def reset(self, state: Buffers, book: Codebook, started: bool = False) -> None:
         if started:  # with the statistics of the whole vocabulary
             state[f"{self.name}_updates"].fill_(1)
@@ -159,26 +168,16 @@ class RunningStatistics(Tracker):
         super().reset(state, book)
         state[f"{self.name}_var"].fill_(1)
 
-    def clear(self) -> None:
-        self.count = 0
-        self.total: Tensor | None = None
-        self.square: Tensor | None = None
+    def sum_shapes(self) -> list[tuple[int, ...]]:
+        return [(1,), self.shape, self.shape]
 
-    def collect(self, out: TrainOutput, tokens: Tensor) -> None:
-        stats = self.of(out)
-        if stats is None:
-            return
+    def measure(self, out: TrainOutput, tokens: Tensor) -> Sequence[Tensor]:
+        stats = out.moments.get(self.name)
+        if stats is None:  # too few to tell
+            return ()
         count = tokens.numel()
         mean, var = wide(stats.mean), wide(stats.var)
-        self.count += count
-        self.total = plus(self.total, mean * count)
-        self.square = plus(self.square, (var + mean * mean) * count)
-
-    def sums(self, book: Codebook) -> list[Tensor]:
-        none = zeros(book, *self.shape)
-        total = none if self.total is None else self.total
-        square = none if self.square is None else self.square
-        return [none.new_full((1,), self.count), total, square]
+        return mean.new_full((1,), count), mean * count, (var + mean * mean) * count
 
     def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> None:
         count, total, square = sums
@@ -199,27 +198,11 @@ class RunningStatistics(Tracker):
             running.copy_(torch.where(some, moved, running))
 
 
-class ResponseStatistics(RunningStatistics):
-    """Running mean and variance of the responses."""
-
-    def __init__(self, groups: int, K: int) -> None:
-        super().__init__("norm", (groups, K))
-
-    def of(self, out: TrainOutput) -> Stats | None:
-        return out.stats
-
-    @staticmethod
-    def running(state: Buffers) -> Stats | None:
-        """The running statistics in a layer's buffers; None without normalisation."""
-        return Stats(state["norm_mean"], state["norm_var"]) if "norm_mean" in state else None
-
-
 class CentroidAverage(Tracker):
     """Keys as the moving average of the queries that they stand for; those of VQ are its values."""
 
     def __init__(self, groups: int, K: int, size: int, decay: float) -> None:
         self.shape, self.decay = (groups, K, size), decay
-        self.clear()
 
     def buffers(self) -> Shapes:
         return {"ema_count": self.shape[:2], "ema_sum": self.shape}
@@ -228,19 +211,14 @@ class CentroidAverage(Tracker):
         state["ema_count"].fill_(1)
         state["ema_sum"].copy_(book.keys)
 
-    def clear(self) -> None:
-        self.used: Tensor | None = None  # (G, K) tokens of each code
-        self.total: Tensor | None = None  # (G, K, size) their queries
+    def sum_shapes(self) -> list[tuple[int, ...]]:
+        return [self.shape[:2], self.shape]
 
-    def collect(self, out: TrainOutput, tokens: Tensor) -> None:
+    def measure(self, out: TrainOutput, tokens: Tensor) -> Sequence[Tensor]:
+        """Tokens of each code, and their queries."""
         assert out.query is not None and out.codes is not None
         G, K, _ = self.shape
-        self.used = plus(self.used, count(out.codes, G, K))
-        self.total = plus(self.total, wide(sum_by_code(out.query, out.codes, G, K)))
-
-    def sums(self, book: Codebook) -> list[Tensor]:
-        used = zeros(book, *self.shape[:2]) if self.used is None else self.used
-        return [used, zeros(book, *self.shape) if self.total is None else self.total]
+        return count(out.codes, G, K), wide(sum_by_code(out.query, out.codes, G, K))
 
     def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> Tensor | None:
         used, total = (part.float() for part in sums)
@@ -291,23 +269,21 @@ class IdleCodes(Tracker):
         return {"idle": self.shape}
 
     def clear(self) -> None:
-        self.used: Tensor | None = None
+        super().clear()
         self.seeds: Tensor | None = None  # (rows, D, key size)
         self.seed_codes: Tensor | None = None
 
-    def collect(self, out: TrainOutput, tokens: Tensor) -> None:
+    def sum_shapes(self) -> list[tuple[int, ...]]:
+        return [self.shape, (1,)]
+
+    def measure(self, out: TrainOutput, tokens: Tensor) -> Sequence[Tensor]:
         assert out.query is not None and out.codes is not None
-        self.used = plus(self.used, count(out.codes, *self.shape))
-        if out.query.shape[0]:
+        used, some = count(out.codes, *self.shape), len(out.query) > 0
+        if some:
             self.seeds = out.query[:_SAMPLE].clone()
             self.seed_codes = out.codes[:_SAMPLE].clone()
-
-    def sums(self, book: Codebook) -> list[Tensor]:
         # The first worker sets the codes. One without tokens has nothing to set them to.
-        ready = zeros(book, 1)
-        if self.seeds is not None and _rank() == 0:
-            ready += 1
-        return [zeros(book, *self.shape) if self.used is None else self.used, ready]
+        return used, used.new_full((1,), some and _rank() == 0)
 
     def apply(self, state: Buffers, book: Codebook, sums: Sequence[Tensor]) -> Tensor | None:
         idle = state["idle"]
@@ -329,16 +305,6 @@ class IdleCodes(Tracker):
 def wide(tensor: Tensor) -> Tensor:
     """In the type that long sums are held in."""
     return tensor.to(wide_dtype(tensor.device))
-
-
-def plus(total: Tensor | None, more: Tensor) -> Tensor:
-    """A sum that may not have begun."""
-    return more if total is None else total + more
-
-
-def zeros(book: Codebook, *shape: int) -> Tensor:
-    """Where sums over tokens begin."""
-    return torch.zeros(shape, dtype=wide_dtype(book.query.device), device=book.query.device)
 
 
 def count(codes: Tensor, G: int, K: int) -> Tensor:

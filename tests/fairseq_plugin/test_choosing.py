@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairseq_dpq import DPQConfigError
-from fairseq_dpq.fairseq_plugin.choosing import choose, decoder_only, in_decoder
+from fairseq_dpq.fairseq_plugin.options import choose, decoder_only, in_decoder
 
 SEPARATE = [["encoder.embed_tokens"], ["decoder.embed_tokens"]]
 SHARED = [["encoder.embed_tokens", "decoder.embed_tokens"]]
@@ -29,7 +29,7 @@ MANY = [["models.en-de.encoder.embed_tokens"], ["models.en-de.decoders.de.embed_
     ],
 )
 def test_choose(tables: list, wanted: str, chosen: list[int]) -> None:
-    assert choose(tables, wanted, "--dpq-embeddings") == chosen
+    assert choose(tables, wanted) == chosen
 
 
 def test_a_shared_table_is_not_the_decoders_alone() -> None:
@@ -38,7 +38,9 @@ def test_a_shared_table_is_not_the_decoders_alone() -> None:
 
 
 def test_errors_name_the_flag_and_the_tables() -> None:
-    with pytest.raises(DPQConfigError, match=r"--embeddings decoder: .*it has encoder\.embed_tok"):
-        choose(SEPARATE[:1], "decoder", "--embeddings")
+    with pytest.raises(
+        DPQConfigError, match=r"--dpq-embeddings decoder: .*it has encoder\.embed_tok"
+    ):
+        choose(SEPARATE[:1], "decoder")
     with pytest.raises(DPQConfigError, match=r"at 'x'; .* encoder\.embed_tokens, decoder\.embed_"):
-        choose(SEPARATE, "x", "--embeddings")
+        choose(SEPARATE, "x")

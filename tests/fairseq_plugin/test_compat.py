@@ -21,7 +21,6 @@ from helpers import fsq
 
 pytestmark = pytest.mark.slow
 
-COMPAT = str(Path(fsq.USER_DIR) / "fairseq_plugin" / "compat")
 LSTM_LM = shlex.split(
     "--task language_modeling --arch lstm_lm --decoder-embed-dim 16 --decoder-hidden-size 16 "
     "--decoder-out-embed-dim 16 --tokens-per-sample 20"
@@ -380,22 +379,19 @@ def test_user_dir_may_be_the_name_of_any_package(work: Path) -> None:
 def test_apply_is_idempotent_and_light(work: Path) -> None:
     """Nothing new is imported but fairseq's own compiled part, and the second call does nothing."""
     script = """
-        import importlib.util, json, sys, types
+        import json, sys, types
         import fairseq_cli.train
         # The package without its __init__, which would apply the patches itself.
         package = sys.modules["fairseq_dpq"] = types.ModuleType("fairseq_dpq")
-        package.__path__ = [COMPAT + "/../.."]
+        package.__path__ = [USER_DIR]
         import fairseq_dpq.marker
+        from fairseq_dpq.fairseq_plugin import compat
         before = set(sys.modules)
-        spec = importlib.util.spec_from_file_location(
-            "compat_alone", COMPAT + "/__init__.py", submodule_search_locations=[COMPAT])
-        compat = sys.modules["compat_alone"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(compat)
         first = compat.apply()
-        new = [m for m in sorted(set(sys.modules) - before) if not m.startswith("compat_alone")]
+        new = sorted(set(sys.modules) - before)
         print(json.dumps([first, compat.apply(), new]))
     """
-    script = textwrap.dedent(script).replace("COMPAT", repr(COMPAT))
+    script = textwrap.dedent(script).replace("USER_DIR", repr(fsq.USER_DIR))
     done = fsq.run([sys.executable, "-c", script], cwd=work)
     first, second, new = json.loads(done.stdout.splitlines()[-1])
     assert {"abort_at_exit", "cpu_workers", "ddp_on_cpu"} <= set(first)

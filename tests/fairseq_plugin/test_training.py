@@ -130,7 +130,7 @@ def test_a_batch_that_fails_leaves_no_regulariser() -> None:
     alone = criterion(model, torch.arange(3))[0].item()
     with pytest.raises(RuntimeError, match="out of memory"):
         criterion(model, torch.arange(5))
-    assert not model.has_regularizer()
+    assert not model.regularizers.waiting
     assert criterion(model, torch.arange(3))[0].item() == alone
 
 

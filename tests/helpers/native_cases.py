@@ -12,9 +12,7 @@ from torch import Tensor
 
 from fairseq_dpq import CompactEmbedding, native
 from fairseq_dpq.forms.packing import pack_codes
-from fairseq_dpq.training.codes import _ordered_codes
-from fairseq_dpq.training.distances import DISTANCES
-from fairseq_dpq.training.normalization import Stats
+from fairseq_dpq.training.distances import Stats
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -96,12 +94,3 @@ def random_query(rng: random.Random) -> tuple[Tensor, Tensor, str, Stats | None]
     if rng.random() < 0.5:
         stats = Stats(torch.randn(G, K).mul(3).round(), torch.rand(G, K))
     return query, keys, rng.choice(["dot", "euclidean"]), stats
-
-
-def ordered_codes(query: Tensor, keys: Tensor, distance: str, stats: Stats | None) -> Tensor:
-    """The definition of a code, group by group."""
-    columns = []
-    for j in range(query.shape[1]):
-        group = torch.full((query.shape[0],), j if keys.shape[0] > 1 else 0)
-        columns.append(_ordered_codes(query[:, j], keys, group, DISTANCES[distance], stats))
-    return torch.stack(columns, 1)

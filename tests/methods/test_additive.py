@@ -23,7 +23,7 @@ ALL = pytest.mark.parametrize("options", METHODS, ids=lambda o: "-".join(map(str
 
 def make(**options) -> DPQEmbedding:
     torch.manual_seed(0)
-    return DPQEmbedding(N, DIM, PAD, K=K, D=D, **options)
+    return DPQEmbedding(N, DIM, PAD, K=K, D=D, option_files=False, **options)
 
 
 def array(tensor: torch.Tensor) -> np.ndarray:
@@ -172,7 +172,7 @@ def test_start_from_a_table(options: dict) -> None:
     table's width loses anything."""
     torch.manual_seed(1)
     table = torch.randn(N, DIM) + 2
-    layer = DPQEmbedding.from_pretrained(table, PAD, K=K, D=D, **options).eval()
+    layer = DPQEmbedding.from_pretrained(table, PAD, K=K, D=D, option_files=False, **options).eval()
     codes = layer.codes().long()
     used = torch.zeros(N, D * K).scatter_(1, codes + torch.arange(D) * K, 1)
     used, real = used[2:].numpy(), table[2:].numpy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fairseq_dpq import DPQConfigError, DPQEmbedding
 from fairseq_dpq.files.writer import write_form
@@ -78,7 +79,6 @@ def test_codes_of_an_exported_table(tmp_path) -> None:
     file = write(layer.eval().compact(), tmp_path / "codes.safetensors")
     assert torch.equal(read_codes(file, (N, D), K), layer.codes())
     other = DPQEmbedding(N, DIM, PAD, method="fixed_codes", K=K, D=D, codes=file)
-    other.method.load_option_files(other.codebook(), other.config, "")
     assert torch.equal(other.codes(), layer.codes())
     with pytest.raises(ValueError, match="has 4 codes for each of 60 rows; this table has 61 rows"):
         read_codes(file, (N + 1, D), K)
@@ -90,9 +90,8 @@ def test_codes_of_an_exported_table(tmp_path) -> None:
     file = write(plain, tmp_path / "low.safetensors")
     with pytest.raises(ValueError, match="holds a table of kind low_rank, which has no codes"):
         read_codes(file, (N, D), K)
-    bare = DPQEmbedding(N, DIM, PAD, method="fixed_codes", K=K, D=D)
     with pytest.raises(ValueError, match="method fixed_codes needs a file of codes"):
-        bare.method.load_option_files(bare.codebook(), bare.config, "")
+        DPQEmbedding(N, DIM, PAD, method="fixed_codes", K=K, D=D)
 
 
 def test_table_of_a_full_checkpoint(tmp_path) -> None:
@@ -101,7 +100,6 @@ def test_table_of_a_full_checkpoint(tmp_path) -> None:
     torch.save({"model": {"decoder.embed_tokens.weight": table}}, path)
     assert torch.equal(read_table(path, "decoder.embed_tokens", (N, DIM)), table)
     layer = DPQEmbedding(N, DIM, PAD, method="kd_codes", K=K, D=D, distill_from=path)
-    layer.method.load_option_files(layer.codebook(), layer.config, "decoder.embed_tokens")
     assert torch.equal(layer.guide, table)
     with pytest.raises(ValueError, match=r"has no full table encoder\.embed_tokens\.weight"):
         read_table(path, "encoder.embed_tokens", (N, DIM))
@@ -112,3 +110,29 @@ def test_table_of_a_full_checkpoint(tmp_path) -> None:
         read_table(str(tmp_path / "bad.pt"), "decoder.embed_tokens", (N, DIM))
     with pytest.raises(ValueError, match="there is no checkpoint"):
         read_table(str(tmp_path / "none.pt"), "decoder.embed_tokens", (N, DIM))
+
+
+@pytest.mark.parametrize("kind", ["pt", "state_dict", "safetensors"])
+def test_the_layer_reads_the_table_to_distil_from(tmp_path, kind: str) -> None:
+    table, path = torch.randn(N, DIM), str(tmp_path / "table")
+    if kind == "safetensors":
+        save_file({"table": table, "other": torch.zeros(3)}, path)
+    else:
+        torch.save(table if kind == "pt" else {"table": table, "updates": 3}, path)
+    how = {"method": "kd_codes", "K": K, "D": D}
+    layer = DPQEmbedding(N, DIM, PAD, distill_from=path, **how)
+    assert torch.equal(layer.guide, table)
+    start = DPQEmbedding.from_pretrained(table, PAD, distill_from=path, **how)
+    assert torch.equal(start.guide, table)
+    with pytest.raises(ValueError, match=rf"{path} has 0 tensors of shape \(61, 8\); it takes one"):
+        DPQEmbedding(N + 1, DIM, distill_from=path, **how)
+    other = DPQEmbedding(N, DIM, PAD, distill_from="gone", option_files=False, **how)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other.guide, table)
+
+
+def test_a_missing_file_is_named_in_one_line() -> None:
+    for method, option in (("kd_codes", "distill_from"), ("fixed_codes", "codes")):
+        with pytest.raises(ValueError, match=r"there is no .* /nonexistent") as error:
+            DPQEmbedding(100, 16, method=method, K=8, D=4, **{option: "/nonexistent"})
+        assert "\n" not in str(error.value)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fairseq_dpq import CompactEmbedding, native
-from fairseq_dpq.training.codes import evaluation_codes
+from fairseq_dpq.training.codes import evaluation_codes, ordered_codes
 from fairseq_dpq.training.distances import DISTANCES
-from helpers.native_cases import by_pytorch, ordered_codes, random_form, random_query
+from helpers.native_cases import by_pytorch, random_form, random_query
 
 pytest.importorskip("triton")
 from fairseq_dpq.native import gpu
@@ -72,7 +72,7 @@ def test_codes_are_the_definition_bit_for_bit(seed: int) -> None:
         normalization = () if stats is None else (stats.mean.to(DEVICE), stats.scale().to(DEVICE))
         given = query.to(DEVICE), keys.to(DEVICE)
         found = gpu.codes(*given, distance == "euclidean", *normalization)
-        expected = ordered_codes(query, keys, distance, stats)
+        expected = ordered_codes(query, keys, DISTANCES[distance], stats)
         assert found.dtype == torch.int64 and torch.equal(found.cpu(), expected), distance
 
 

@@ -14,13 +14,12 @@ import torch
 
 from fairseq_dpq import CompactEmbedding, native
 from fairseq_dpq.forms.packing import pack_codes, row_bytes, unpack_codes
-from fairseq_dpq.training.codes import evaluation_codes
+from fairseq_dpq.training.codes import evaluation_codes, ordered_codes
 from fairseq_dpq.training.distances import DISTANCES
 from helpers.native_cases import (
     DTYPES,
     by_pytorch,
     no_library,
-    ordered_codes,
     random_form,
     random_query,
     table_of,
@@ -145,7 +144,7 @@ def test_codes_are_the_definition_bit_for_bit(seed: int) -> None:
         given = () if stats is None else (stats.mean, stats.scale())
         found = native.codes(query, keys, distance, *given, dtype=kind)
         assert found is not None and found.dtype == kind
-        want = ordered_codes(query, keys, distance, stats)
+        want = ordered_codes(query, keys, DISTANCES[distance], stats)
         assert torch.equal(found.long(), want), (query.shape, keys.shape, distance)
 
 

@@ -1,4 +1,5 @@
-"""Extractive question answering, SQuAD 1.1 and 2.0: `--task squad --criterion squad_span`.
+"""Extractive question answering, SQuAD 1.1 and 2.0: `--task squad --criterion squad_span --arch
+roberta_qa`.
 An input is `<s> question </s> </s> part of the context </s>`; long contexts have several parts."""
 
 # No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
@@ -15,9 +16,12 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.data import Dictionary, FairseqDataset, data_utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.roberta import RobertaModel
+from fairseq.models.roberta.model import base_architecture
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
-from torch import Tensor
+from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 PARTS = ("question", "context")
@@ -207,6 +211,38 @@ class SquadTask(FairseqTask):
                 f"--max-positions {model.max_positions()}; give that or less"
             )
         return model
+
+
+@register_model("roberta_qa")
+class RobertaForQuestionAnswering(RobertaModel):
+    """RoBERTa with the head of extractive question answering, `--arch roberta_qa`: its output is
+    (batch, length, 2), the logits that the answer starts at a piece, and that it ends there.
+
+    A pre-trained checkpoint without the head loads too: the head then keeps its initial values.
+    """
+
+    def __init__(self, args: Any, encoder: Any) -> None:
+        super().__init__(args, encoder)
+        self.span_head = nn.Linear(args.encoder_embed_dim, 2)
+        nn.init.normal_(self.span_head.weight, std=0.02)
+        nn.init.zeros_(self.span_head.bias)
+
+    def forward(self, src_tokens: Tensor, **kwargs: Any) -> Tuple[Tensor, Any]:
+        kwargs["features_only"] = True
+        features, extra = super().forward(src_tokens, **kwargs)
+        return self.span_head(features), extra
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        super().upgrade_state_dict_named(state_dict, name)
+        prefix = f"{name}." if name else ""
+        for key, tensor in self.span_head.state_dict().items():
+            state_dict.setdefault(f"{prefix}span_head.{key}", tensor)
+
+
+@register_model_architecture("roberta_qa", "roberta_qa")
+def roberta_qa(args: Any) -> None:
+    """The sizes of RoBERTa base."""
+    base_architecture(args)
 
 
 def span_logits(model: Any, sample: Dict[str, Any], pad: int) -> Tensor:

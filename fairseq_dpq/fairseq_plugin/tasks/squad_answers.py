@@ -1,16 +1,19 @@
-"""From logits to answers, and the scores of SQuAD: exact match and F1.
-
-Plain Python: the task and the prediction command use it, and so can any other program.
-"""
+"""From a trained model to answers, and the scores of SQuAD: exact match and F1."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import string
 from collections import Counter
 from dataclasses import dataclass
-from typing import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from .squad import span_logits
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = set(string.punctuation)
@@ -92,6 +95,75 @@ def probabilities(answers: Sequence[Answer]) -> list[Answer]:
     top = max((answer.score for answer in answers), default=0.0)
     weights = [math.exp(answer.score - top) for answer in answers]
     return [Answer(a.text, w / sum(weights)) for a, w in zip(answers, weights)]
+
+
+# ---- answers of a model ----
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The n best spans of a question, and how much the null answer scores above the best."""
+
+    id: str
+    answers: list[Answer]
+    odds: float
+    golds: list[str]
+
+    def text(self, threshold: float | None) -> str:
+        """The answer; with a threshold, none where the null answer is that much better."""
+        if not self.answers or (threshold is not None and self.odds > threshold):
+            return ""
+        return self.answers[0].text
+
+
+def read_examples(path: Path) -> Iterator[dict[str, Any]]:
+    """The questions of a split, in its order."""
+    with open(path, encoding="utf-8", newline="\n") as stream:
+        for line in stream:
+            yield json.loads(line)
+
+
+@torch.no_grad()
+def _windows(model: Any, dataset: Any, batch_size: int, device: torch.device) -> Iterator[Window]:
+    """The logits of every window of a split, in its order."""
+    for start in range(0, len(dataset), batch_size):
+        items = [dataset[i] for i in range(start, min(start + batch_size, len(dataset)))]
+        batch = dataset.collater(items)
+        batch["net_input"] = {k: v.to(device) for k, v in batch["net_input"].items()}
+        logits = span_logits(model, batch, dataset.pad).cpu()  # (batch, length, 2)
+        for row, (place, shown) in enumerate(batch["context"].tolist()):
+            part = logits[row, place : place + shown]
+            yield Window(
+                first=dataset.windows[start + row][1],
+                starts=part[:, 0].tolist(),
+                ends=part[:, 1].tolist(),
+                null=float(logits[row, 0].sum()),
+            )
+
+
+def predict(
+    model: Any,
+    task: Any,
+    subset: str = "valid",
+    n: int = 20,
+    longest: int = 30,
+    batch_size: int = 16,
+    device: str = "cpu",
+) -> Iterator[Prediction]:
+    """Answers to all questions of a split of the task's data."""
+    where = torch.device(device)
+    model = model.to(where).eval()
+    task.load_dataset(subset)
+    dataset = task.dataset(subset)
+    found = _windows(model, dataset, batch_size, where)
+    number = 0
+    for example, item in enumerate(read_examples(Path(task.cfg.data) / f"{subset}.examples.jsonl")):
+        windows = []
+        while number < len(dataset) and dataset.windows[number][0] == example:
+            windows.append(next(found))
+            number += 1
+        answers = n_best(item["context"], item["offsets"], windows, n, longest)
+        yield Prediction(item["id"], answers, null_odds(windows, answers), item["answers"])
 
 
 # ---- scores ----

@@ -190,27 +190,16 @@ class ZarembaLSTMLanguageModel(FairseqLanguageModel):
         return cls(ZarembaLSTMDecoder(cfg, task.target_dictionary))
 
 
-def _architecture(args: Namespace, size: int, dropout: float, init_range: float) -> None:
-    for name, default in (
-        ("decoder_embed_dim", size),
-        ("decoder_hidden_size", size),
-        ("decoder_layers", 2),
-        ("dropout", dropout),
-        ("init_range", init_range),
-    ):
-        setattr(args, name, getattr(args, name, default))
+def _register(name: str, size: int, dropout: float, init_range: float) -> None:
+    sizes = {"decoder_embed_dim": size, "decoder_hidden_size": size, "decoder_layers": 2}
+    defaults = {**sizes, "dropout": dropout, "init_range": init_range}
+
+    @register_model_architecture("zaremba_lstm_lm", f"zaremba_lstm_lm_{name}")
+    def architecture(args: Namespace) -> None:
+        for key, default in defaults.items():
+            setattr(args, key, getattr(args, key, default))
 
 
-@register_model_architecture("zaremba_lstm_lm", "zaremba_lstm_lm_small")
-def zaremba_lstm_lm_small(args: Namespace) -> None:
-    _architecture(args, 200, 0.0, 0.1)
-
-
-@register_model_architecture("zaremba_lstm_lm", "zaremba_lstm_lm_medium")
-def zaremba_lstm_lm_medium(args: Namespace) -> None:
-    _architecture(args, 650, 0.5, 0.05)
-
-
-@register_model_architecture("zaremba_lstm_lm", "zaremba_lstm_lm_large")
-def zaremba_lstm_lm_large(args: Namespace) -> None:
-    _architecture(args, 1500, 0.65, 0.04)
+_register("small", 200, 0.0, 0.1)
+_register("medium", 650, 0.5, 0.05)
+_register("large", 1500, 0.65, 0.04)

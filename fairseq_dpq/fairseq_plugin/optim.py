@@ -1,0 +1,290 @@
+"""Optimisers and learning-rate schedule of the paper that fairseq lacks: `--optimizer sm3`,
+`--optimizer lazy_adam` and `--lr-scheduler quadratic_warmup`.
+
+`SM3` and `LazyAdam` are plain torch optimisers; `FairseqSM3` and `FairseqLazyAdam` are their forms
+inside fairseq. Both take dense gradients, and keep their state in float32 for parameters of any
+dtype.
+"""
+
+# No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Type
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+from omegaconf import II
+from torch import Tensor
+
+_TINY = 1e-30  # SM3 divides 0 by 0 where a gradient has always been zero, and calls that 0
+
+
+class DenseOptimizer(torch.optim.Optimizer):
+    """Calls `update` for each parameter that has a gradient."""
+
+    # Read by fairseq. float16 parameters are updated through float32, and a model flattened into
+    # one vector would have neither rows nor slices.
+    supports_memory_efficient_fp16 = True
+    supports_flat_params = False
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Optional[Callable[[], float]] = None
+    ) -> Optional[float]:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse:
+                    raise RuntimeError(
+                        f"{type(self).__name__} only takes dense gradients; build embeddings with "
+                        "sparse=False"
+                    )
+                self.update(p, p.grad, group)
+        return loss
+
+    def update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
+        """Move one parameter."""
+        raise NotImplementedError
+
+    @staticmethod
+    def on_device(state: Dict[str, Any], name: str, p: Tensor) -> Tensor:
+        """A tensor of a parameter's state, where the parameter is."""
+        # fairseq's memory-efficient fp16 puts the checkpoint's own (CPU) tensors back on resume.
+        tensor = state[name]
+        if tensor.device != p.device or tensor.dtype != torch.float32:
+            tensor = state[name] = tensor.to(device=p.device, dtype=torch.float32)
+        return tensor
+
+
+class FairseqDense(FairseqOptimizer):
+    """One of them inside fairseq. With `--fp16`, pass `--fp16-no-flatten-grads` or use
+    `--memory-efficient-fp16`: a flattened model has neither rows nor slices."""
+
+    kind: Type[DenseOptimizer]
+
+    def __init__(self, cfg: Any, params: Iterable[Any]) -> None:
+        super().__init__(cfg)
+        self._optimizer = self.kind(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> Dict[str, Any]:
+        """Overrides the checkpoint's settings on resume; builds the optimiser of a shard."""
+        lr = self.cfg.lr
+        return {"lr": float(lr if isinstance(lr, (int, float)) else lr[0]), **self.settings()}
+
+    def settings(self) -> Dict[str, Any]:
+        """Those of the optimiser, beside the learning rate."""
+        raise NotImplementedError
+
+
+class SM3(DenseOptimizer):
+    """SM3-II. A (m, n) matrix keeps m + n accumulators in place of Adagrad's m * n.
+
+    For each entry, with mu_r the accumulator of slice r and beta the momentum::
+
+        nu   = min over the slices r that hold the entry of mu_r, plus grad^2
+        m    = beta * m + (1 - beta) * grad / sqrt(nu)
+        w    = w - lr * m
+        mu_r = max of nu over slice r
+
+    Vectors and scalars keep one accumulator per entry (plain Adagrad). Momentum costs one number
+    per parameter; `momentum=0` keeps no such buffer. All state is float32 for parameters of any
+    dtype.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if lr < 0.0:
+            raise ValueError(f"lr {lr} is negative; SM3 needs lr >= 0")
+        if not 0.0 <= momentum < 1.0:
+            raise ValueError(f"momentum {momentum} is out of range; SM3 needs 0 <= momentum < 1")
+        if weight_decay < 0.0:
+            raise ValueError(f"weight_decay {weight_decay} is negative; SM3 needs >= 0")
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    def update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
+        grad = grad.float()
+        weight = p.float()  # p itself when it is float32
+        if group["weight_decay"] != 0.0:
+            grad = grad.add(weight, alpha=group["weight_decay"])
+
+        state = self.state[p]
+        accumulators = self._accumulators(p, state)
+        nu = accumulators[0]
+        for accumulator in accumulators[1:]:
+            nu = torch.minimum(nu, accumulator)  # broadcasts to p's shape
+        nu = torch.addcmul(nu, grad, grad)
+        update = grad * (nu + _TINY).rsqrt()
+
+        for axis, accumulator in enumerate(accumulators):
+            others = [i for i in range(nu.dim()) if i != axis]
+            accumulator.copy_(nu.amax(dim=others, keepdim=True) if others else nu)
+
+        if group["momentum"] > 0.0:
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(grad)
+            buffer = self.on_device(state, "momentum_buffer", p)
+            buffer.mul_(group["momentum"]).add_(update, alpha=1.0 - group["momentum"])
+            update = buffer
+        weight.add_(update, alpha=-group["lr"])
+        if weight is not p:
+            p.copy_(weight)
+
+    def _accumulators(self, p: Tensor, state: Dict[str, Any]) -> List[Tensor]:
+        """One accumulator per axis of `p`, of p's length on that axis and 1 on the others."""
+        shape = list(p.shape)
+        found = []
+        for axis in range(max(len(shape), 1)):
+            name = f"accumulator_{axis}"
+            if name not in state:
+                size = [n if i == axis else 1 for i, n in enumerate(shape)]
+                state[name] = torch.zeros(size, dtype=torch.float32, device=p.device)
+            found.append(self.on_device(state, name, p))
+        return found
+
+
+@dataclass
+class SM3Config(FairseqDataclass):
+    momentum: float = field(
+        default=0.9,
+        metadata={"help": "momentum of SM3; 0 keeps no momentum buffer"},
+    )
+    weight_decay: float = field(
+        default=0.0,
+        metadata={"help": "weight decay, added to the gradient", "argparse_alias": "--wd"},
+    )
+    lr: List[float] = field(default=II("optimization.lr"))
+
+
+@register_optimizer("sm3", dataclass=SM3Config)
+class FairseqSM3(FairseqDense):
+    """`--optimizer sm3`."""
+
+    kind = SM3
+
+    def settings(self) -> Dict[str, Any]:
+        return {
+            "momentum": float(self.cfg.momentum),
+            "weight_decay": float(self.cfg.weight_decay),
+        }
+
+
+class LazyAdam(DenseOptimizer):
+    """Adam, except for matrices: a row whose gradient is zero keeps its value and its moments.
+
+    Plain Adam moves all rows of an embedding in each update, by their old momentum, which takes
+    most of the time when a batch uses few of many words. Gradients are dense. All state is float32
+    for parameters of any dtype.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        if lr < 0.0:
+            raise ValueError(f"lr {lr} is negative; LazyAdam needs lr >= 0")
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"betas {betas} are out of range; LazyAdam needs 0 <= beta < 1")
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps})
+
+    def update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
+        state = self.state[p]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
+            state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
+        state["step"] += 1
+        mean, square = (self.on_device(state, name, p) for name in ("exp_avg", "exp_avg_sq"))
+        beta1, beta2 = group["betas"]
+        scale = (1 - beta2 ** state["step"]) ** 0.5
+        rate = group["lr"] * scale / (1 - beta1 ** state["step"])
+
+        rows = grad.float().norm(dim=1).nonzero().squeeze(1) if p.dim() == 2 else None
+        if rows is not None and rows.numel() == p.shape[0]:
+            rows = None
+        g = (grad if rows is None else grad.index_select(0, rows)).float()
+        m = mean if rows is None else mean.index_select(0, rows)
+        v = square if rows is None else square.index_select(0, rows)
+        m.mul_(beta1).add_(g, alpha=1 - beta1)
+        v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        update = m / v.sqrt().add_(group["eps"] * scale) * -rate
+        if rows is None:
+            p.add_(update.to(p.dtype))
+        else:
+            mean.index_copy_(0, rows, m)
+            square.index_copy_(0, rows, v)
+            p.index_add_(0, rows, update.to(p.dtype))
+
+
+@dataclass
+class LazyAdamConfig(FairseqDataclass):
+    adam_betas: str = field(
+        default="(0.9, 0.999)", metadata={"help": "decay rates of the two moments"}
+    )
+    adam_eps: float = field(default=1e-8, metadata={"help": "added to the denominator"})
+    lr: List[float] = field(default=II("optimization.lr"))
+
+
+@register_optimizer("lazy_adam", dataclass=LazyAdamConfig)
+class FairseqLazyAdam(FairseqDense):
+    """`--optimizer lazy_adam`."""
+
+    kind = LazyAdam
+
+    def settings(self) -> Dict[str, Any]:
+        betas = str(self.cfg.adam_betas).strip("()[] ").split(",")
+        return {
+            "betas": (float(betas[0]), float(betas[1])),
+            "eps": float(self.cfg.adam_eps),
+        }
+
+
+@dataclass
+class QuadraticWarmupConfig(FairseqDataclass):
+    warmup_updates: int = field(
+        default=10000,
+        metadata={
+            "help": "number of updates in which the learning rate grows quadratically to --lr"
+        },
+    )
+    lr: List[float] = field(default=II("optimization.lr"))
+
+
+@register_lr_scheduler("quadratic_warmup", dataclass=QuadraticWarmupConfig)
+class QuadraticWarmupSchedule(FairseqLRScheduler):
+    """The schedule of the paper's WMT19 Transformer: lr_t = lr * min(1, (t / warmup)^2) for update
+    t = 1, 2, ..."""
+
+    def __init__(self, cfg: QuadraticWarmupConfig, optimizer: FairseqOptimizer) -> None:
+        super().__init__(cfg, optimizer)
+        if len(cfg.lr) != 1:
+            raise ValueError(f"--lr {list(cfg.lr)}: quadratic_warmup takes one learning rate")
+        if cfg.warmup_updates < 0:
+            raise ValueError(f"--warmup-updates {cfg.warmup_updates} is negative; 0 means none")
+        self.step_update(0)
+
+    def lr_at(self, update: int) -> float:
+        """Learning rate of the update-th update, counted from 1."""
+        if update >= self.cfg.warmup_updates:
+            return float(self.cfg.lr[0])
+        return float(self.cfg.lr[0] * (update / self.cfg.warmup_updates) ** 2)
+
+    def step_update(self, num_updates: int) -> Any:
+        """fairseq passes the number of updates done; the rate set here is that of the next one."""
+        self.optimizer.set_lr(self.lr_at(num_updates + 1))
+        return self.optimizer.get_lr()
