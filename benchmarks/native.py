@@ -1,5 +1,5 @@
 """The native library against dense tables: lookup, logits, codes; ratios within one run, medians.
-Usage: python benchmarks/native.py [--rounds N] [--part lookup small logits tiers codes] [--threads N]"""
+Usage: python benchmarks/native.py [--rounds N] [--part lookup small logits tiers codes]"""
 
 from __future__ import annotations
 
