@@ -87,10 +87,10 @@ def query_distances(layer: DPQEmbedding, codes: Tensor) -> dict[str, Any] | None
     total = len(ids)
     if total > SAMPLE:
         ids = ids[torch.linspace(0, total - 1, SAMPLE).long()]
-    keys = layer.codebook().keys.float()
+    keys = layer.codebook().keys.double()  # the square of a float may be beyond a float
     found: dict[str, list[Tensor]] = {"relative": [], "distance": [], "cosine": []}
     for some in ids.split(_ROWS):
-        query = by_group(layer.query[some], layer.config)  # (rows, D, key size)
+        query = by_group(layer.query[some], layer.config).double()  # (rows, D, key size)
         centroid = look_up(keys, codes[some].long())
         distance = (query - centroid).pow(2).sum(-1)  # (rows, D)
         length = query.pow(2).sum(-1)
@@ -103,7 +103,7 @@ def query_distances(layer: DPQEmbedding, codes: Tensor) -> dict[str, Any] | None
 
 def _spread(values: Tensor, histogram: bool) -> dict[str, Any]:
     """Mean and quantiles; a histogram up to the 99th percentile, what is beyond in the last bin."""
-    numbers = values.double().numpy()
+    numbers = values.numpy()
     if not len(numbers):
         return {"mean": None, "median": None, "p90": None}
     out: dict[str, Any] = {

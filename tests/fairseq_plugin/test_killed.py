@@ -6,6 +6,7 @@ goes on with other batches than the run that was not stopped.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -17,6 +18,7 @@ from pathlib import Path
 import fairseq
 import pytest
 import torch
+from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
 from helpers import fsq
@@ -159,3 +161,22 @@ def test_a_disk_that_fills_leaves_the_last_checkpoint_good(corpus, tmp_path) -> 
     for key, tensor in whole.items():
         assert torch.equal(weights(where)[key], tensor), key
     shutil.rmtree(where)
+
+
+def test_a_copy_that_fails_leaves_the_old_checkpoint(tmp_path) -> None:
+    """What fairseq copies onto checkpoint_last.pt after it has saved another file."""
+    new, last = tmp_path / "checkpoint_1_2.pt", tmp_path / "checkpoint_last.pt"
+    new.write_bytes(b"n" * 9000)
+    last.write_bytes(b"o" * 8000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+    try:
+        with contextlib.suppress(OSError):  # iopath returns False instead
+            assert not PathManager.copy(str(new), str(last), overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert last.read_bytes() == b"o" * 8000
+    assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, last.name]
+    assert PathManager.copy(str(new), str(last), overwrite=True)
+    assert last.read_bytes() == new.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, last.name]

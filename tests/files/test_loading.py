@@ -153,6 +153,20 @@ def test_damaged_weights_are_named_before_anything_is_written(
         assert said.count("\n") == 1 and not target.exists()
 
 
+@pytest.mark.parametrize("change", [-3, 3, 64])
+def test_an_entry_of_another_size_is_named(tmp_path, way, change) -> None:
+    """With checksums that fit: a mapped file would give bytes of the next entry for numbers."""
+    source, bad = save_toy(tmp_path / "source.pt"), tmp_path / "bad.pt"
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(bad, "w") as new:
+        for info in old.infolist():
+            data = old.read(info)
+            if info.filename.endswith("/data/0"):
+                data = data[:change] if change < 0 else bytes(change) + data
+            new.writestr(info.filename, data)
+    with pytest.raises(CheckpointError, match=r"bad.pt is damaged: data/0 has \d+ bytes, expected"):
+        load_checkpoint(bad)
+
+
 def test_a_file_without_checksums_loads(tmp_path) -> None:
     options = pytest.importorskip("torch.serialization")
     if not hasattr(options, "set_crc32_options"):

@@ -75,6 +75,17 @@ def test_distance_of_queries_to_centroids() -> None:
     assert sum(histogram["counts"]) == 4 and histogram["counts"][0] == 1
 
 
+def test_distances_of_large_queries_are_finite() -> None:
+    """The square of 3e38 is beyond float32."""
+    layer = make_layer(n=5, d=2, D=2, K=2, method="vq", schedule="warmup", pad=4)
+    with torch.no_grad():
+        layer.values.copy_(torch.tensor([[[0.0], [10.0]], [[0.0], [10.0]]]))
+        layer.query.copy_(torch.tensor([[3e38, 1], [9, 1], [9, 1], [10, 0], [0, 0]]))
+    far = numbers.query_distances(layer, layer.codes())
+    assert far is not None and sum(far["relative"]["histogram"]["counts"]) == 4
+    assert far["relative"]["mean"] == pytest.approx((1 + 2 * math.sqrt(2 / 82)) / 4)
+
+
 def test_sample_reaches_from_the_first_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows at a distance of 1, 1, 1 and 0, two: the first and the last."""
     monkeypatch.setattr(numbers, "SAMPLE", 2)
