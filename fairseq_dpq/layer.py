@@ -136,15 +136,21 @@ class DPQEmbedding(nn.Module):
         progress: Callable[[int], None] | None = None,
         method: str = DEFAULT_METHOD,
         option_files: bool = True,
+        path: str = "",
         **options: Any,
     ) -> DPQEmbedding:
-        """A layer that starts near a trained table (n, d), by k-means of its product subspaces."""
+        """A layer that starts near a trained table (n, d), by k-means of its product subspaces.
+
+        `path` is its name in a full checkpoint that an option names.
+        """
         if table.dim() != 2:
             raise ValueError(f"table has shape {tuple(table.shape)}; give (num_embeddings, d)")
         n, d = table.shape
         config = checked_options(method, options, TableUse(d, trained=True))
         how: dict[str, Any] = {"device": table.device, "dtype": table.dtype, **config.keywords()}
-        layer = cls(n, d, padding_idx, option_files=option_files, **how)
+        layer = cls(n, d, padding_idx, option_files=False, **how)
+        if option_files:  # first: the start follows the codes of a file
+            layer.load_option_files(path)
         layer.start_from_table(table.detach().float(), seed=seed, progress=progress)
         return layer
 

@@ -284,14 +284,18 @@ def make_form(
 
 
 def make_layer(
-    found: EmbeddingTable, settings: Settings, seed: int = 0, bars: Progress | None = None
+    found: EmbeddingTable,
+    settings: Settings,
+    seed: int = 0,
+    bars: Progress | None = None,
+    path: str = "",
 ) -> DPQEmbedding:
-    """A table in its training form, which starts near it; `settings` are method and options."""
+    """A table in its training form, which starts near it; `settings` are method and options,
+    `path` is as `DPQEmbedding.from_pretrained` takes it."""
     assert found.weight is not None
     full, steps = found.weight.detach(), _steps(bars, found, ITERATIONS)
-    return DPQEmbedding.from_pretrained(
-        full, found.padding_idx, seed=seed, progress=steps, **settings
-    )
+    how: Settings = {"seed": seed, "progress": steps, "path": path, **settings}
+    return DPQEmbedding.from_pretrained(full, found.padding_idx, **how)
 
 
 def _say(name: str, value: Any) -> str:

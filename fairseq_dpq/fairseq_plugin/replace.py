@@ -85,16 +85,16 @@ def replace_tables(
             table.open_schedule = given, use
         elif config.method.describe_start(config):
             logger.info(f"{found.path}: {config.method.describe_start(config)}")
-        if vectors:
-            logger.info(f"{found.path}: k-means of the vectors from {vectors}")
-            table.start_from_table(old.weight.detach().float())
-        else:
+        if not vectors:
             table.reset_parameters(like=old.weight, tied=tied)
         if not restored:
             try:
                 table.load_option_files(found.path)
             except ValueError as error:
                 raise DPQConfigError(f"{found.path}: {error}") from error
+        if vectors:  # last: the start follows the codes of a file
+            logger.info(f"{found.path}: k-means of the vectors from {vectors}")
+            table.start_from_table(old.weight.detach().float())
         if not old.weight.requires_grad:
             table.requires_grad_(False)
         put(model, found, table, tie_output)

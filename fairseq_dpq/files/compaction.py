@@ -120,7 +120,7 @@ def quantize_state(
                 use = TableUse(d, bool(tied), trained=True)
                 table.options = config.resolved(use).keywords()
                 wide = replace(found, weight=full.float())
-                layer = make_layer(wide, table.options, seed, progress).eval()
+                layer = make_layer(wide, table.options, seed, progress, path).eval()
                 form = layer.compact(packed=True)
                 record.tables[path] = _put(weights, path, table, layer)
             else:

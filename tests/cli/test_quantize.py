@@ -206,6 +206,17 @@ def test_trainable_vq_starts_no_worse_than_plain_product_quantisation(
     assert errors[1] <= errors[0] * (1 + 1e-6)
 
 
+def test_trainable_distils_from_the_table_of_the_same_name(tmp_path, capsys) -> None:
+    """The full checkpoint has other tensors of that shape."""
+    torch.manual_seed(5)
+    table, target = torch.randn(40, 8), tmp_path / "start.pt"
+    more = {"decoder.embed_tokens.weight": torch.randn(40, 8)}
+    source = _full(tmp_path / "full.pt", table, **more)
+    flags = "--dpq-K 4 --dpq-D 2 --trainable --dpq-method kd_codes --dpq-distill-from"
+    _facts(capsys, source, target, *flags.split(), source)
+    assert torch.equal(load(target)["model"][f"{PATH}.guide"], table)
+
+
 def test_trust_goes_for_what_is_written_too(tmp_path, capsys) -> None:
     source, target = _full(tmp_path / "full.pt", torch.randn(40, 8)), tmp_path / "out.pt"
     torch.save({**load(source), "task_state": {"share": Fraction(1, 3)}}, source)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from fairseq_dpq import DPQConfigError, DPQEmbedding
+from fairseq_dpq.fairseq_plugin.options import make_plugin_options
+from fairseq_dpq.fairseq_plugin.replace import replace_tables
 from fairseq_dpq.files.writer import write_form
 from fairseq_dpq.forms.low_rank import LowRankEmbedding
 from fairseq_dpq.forms.product_codes import CompactEmbedding
@@ -92,6 +97,18 @@ def test_codes_of_an_exported_table(tmp_path) -> None:
         read_codes(file, (N, D), K)
     with pytest.raises(ValueError, match="method fixed_codes needs a file of codes"):
         DPQEmbedding(N, DIM, PAD, method="fixed_codes", K=K, D=D)
+
+
+def test_a_start_from_vectors_follows_the_codes_of_a_file(tmp_path) -> None:
+    """In fairseq as outside: the values are fitted to the codes that the table will have."""
+    torch.manual_seed(1)
+    file = write(make().eval().compact(), tmp_path / "codes.safetensors")
+    model = nn.ModuleDict({"encoder": nn.ModuleDict({"embed_tokens": nn.Embedding(N, DIM, PAD)})})
+    table = model["encoder"]["embed_tokens"].weight.detach().clone()
+    how = {"method": "fixed_codes", "K": K, "D": D, "codes": file}
+    replace_tables(model, Namespace(encoder_embed_path="vectors.txt"), make_plugin_options(how))
+    wanted = DPQEmbedding.from_pretrained(table, PAD, **how)
+    torch.testing.assert_close(model["encoder"]["embed_tokens"].eval().weight, wanted.eval().weight)
 
 
 def test_table_of_a_full_checkpoint(tmp_path) -> None:
