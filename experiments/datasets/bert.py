@@ -49,6 +49,7 @@ def _encode_file(run: Run, path: Path, vocab: Path, key: Result) -> tuple[Path, 
     """A stage of its own for each file, so that an interrupted run continues with the next one."""
     digest = run.checks.hash(path)
     folder = run.work / "stages" / f"{digest[:16]}-{key['vocab'][:16]}"
+    own = {"file": digest, "names": "text.txt"}
 
     def build(target: Path) -> Result:
         run.say(f"{path}: pieces")
@@ -69,7 +70,7 @@ def _encode_file(run: Run, path: Path, vocab: Path, key: Result) -> tuple[Path, 
             raise PrepareError(f"{path}: no text in it")
         return counts
 
-    return folder, build_folder(folder, {**key, "file": digest}, build, force=run.args.force)
+    return folder, build_folder(folder, {**key, **own}, build, force=run.args.force)
 
 
 class MaskedText(pieces.PieceSet):

@@ -155,14 +155,17 @@ class Run:
             self.sources.local(data.files(self))
             key["inputs"] = self.checks.hashes(self.sources.used.values())
         result = None if self.args.force else is_current(self.out, key)
-        state = "up to date, nothing to do"
-        if result is None:
-            result = build_folder(self.out, key, build, force=True)
+        state, lines = "up to date, nothing to do", None
+        # The stamp of another version may lack what the report names: then it is made again.
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            lines = None if result is None else data.report(result)
+        if lines is None:
+            lines = data.report(build_folder(self.out, key, build, force=True))
             state = "done"
         if not self.args.keep:
             for name in ("extracted", "stages"):
                 shutil.rmtree(self.work / name, ignore_errors=True)
-        for line in [*data.report(result), f"{self.args.out}: {state}"]:
+        for line in [*lines, f"{self.args.out}: {state}"]:
             self.say(line)
 
     def _checksum_options(self) -> Result:

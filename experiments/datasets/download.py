@@ -218,7 +218,7 @@ class Downloader:
             return urllib.request.urlopen(request, timeout=_TIMEOUT)
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 416:
+            if error.code == 416 and part.exists():
                 whole = (error.headers.get("Content-Range") or "").rpartition("/")[2]
                 _check_size(int(whole) if whole.isdigit() else None, digest)
                 part.unlink()

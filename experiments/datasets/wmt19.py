@@ -177,7 +177,7 @@ def _encode_train(
     args = run.args
     limits = pairs.Limits(args.max_len, args.max_ratio)
     key = {"spm": spm_key, "max_len": args.max_len, "max_ratio": args.max_ratio,
-           "shard": args.shard_pairs}  # fmt: skip
+           "shard": args.shard_pairs, "dictionary": "counted"}  # fmt: skip
 
     def build(partial: Path) -> Result:
         run.say("encoding the training text")
@@ -198,7 +198,10 @@ def _encode_train(
 def _encode_held_out(model: Path, pair: tuple[list[str], list[str]], prefix: Path) -> None:
     """Encode a test set, every line of it. Entities become characters, as in the other text."""
     sides = tuple([html.unescape(line).encode("utf-8") for line in side] for side in pair)
-    pairs.encode(model, [(sides[0], sides[1])], LineWriter(prefix, LANGUAGES), workers=1)
+    writer = LineWriter(prefix, LANGUAGES)
+    counts, _ = pairs.encode(model, [(sides[0], sides[1])], writer, workers=1)
+    if any(len(side) != counts["kept"] for side in pair):
+        raise PrepareError(f"{prefix.name}: {counts['kept']} lines encoded of {len(pair[0])}")
 
 
 def _dropped(counts: dict[str, int]) -> str:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
+import urllib.error
+import urllib.request
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,23 @@ def test_a_later_run_resumes_the_part_file(server: Server, tmp_path: Path) -> No
     server.requests.clear()
     assert downloader(tmp_path).path(remote).read_bytes() == BODY
     assert server.requests == []  # verified once, not requested again
+
+
+def test_a_server_that_refuses_any_range_is_given_up(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HTTP 416 without a part to blame is no reason to stop: the next address is tried."""
+    server.files["/b.bin"] = BODY
+    stock = urllib.request.urlopen
+
+    def answer(request: urllib.request.Request, timeout: float) -> object:
+        if request.full_url.endswith("/a.bin"):
+            raise urllib.error.HTTPError(request.full_url, 416, "Range", Message(), None)
+        return stock(request, timeout=timeout)
+
+    monkeypatch.setattr(urllib.request, "urlopen", answer)
+    remote = Remote("a.bin", (server.url + "/a.bin", server.url + "/b.bin"), GOOD)
+    assert downloader(tmp_path).path(remote).read_bytes() == BODY
 
 
 def test_whole_file_when_range_is_ignored(server: Server, tmp_path: Path) -> None:

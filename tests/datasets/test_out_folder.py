@@ -34,6 +34,28 @@ def prepare(out: object, work: object, *flags: object, wait: Path | None = None)
     return run_main("toy", Toy(), [str(word) for word in words])
 
 
+def test_a_stamp_that_lacks_what_the_report_names_is_not_up_to_date(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Toy(DataSet):
+        title = description = "toy"
+
+        def build(self, run: Run, folder: Path) -> Result:
+            return {"files": 3}
+
+        def report(self, result: Result) -> list[str]:
+            return [f"{result['files']} files"]
+
+    words = ["--out", str(tmp_path / "bin"), "--work", str(tmp_path / "w")]
+    assert run_main("toy", Toy(), words) == 0
+    stamp = tmp_path / "bin" / STAMP
+    stamp.write_text(stamp.read_text().replace('"files": 3', '"lines": 3'))
+    for state in ("done", "up to date, nothing to do"):
+        capsys.readouterr()
+        assert run_main("toy", Toy(), words) == 0
+        assert capsys.readouterr().out == f"| 3 files\n| {tmp_path / 'bin'}: {state}\n"
+
+
 def hidden(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary, data_utils
 
-from experiments.datasets import readers, wmt19
+from experiments.datasets import PrepareError, pairs, readers, wmt19
 from experiments.datasets.__main__ import prepare
 from experiments.datasets.readers import clean_chunk, read_tasks
 from helpers import wmt_files as wmt
@@ -319,6 +319,18 @@ def test_sample_is_exact_and_seeded(tmp_path: Path) -> None:
     assert found[0] == found[1] != found[2]
     assert 400 < sum(found[0]) / 250 < 600  # from the whole text
     assert wmt19._write_sample([tmp_path], 1000, 5000, 1, tmp_path / "out") == 1000
+
+
+def test_a_held_out_set_keeps_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Words:
+        def encode_all(self, lines: list[str]) -> list[list[str]]:
+            return [line.split() for line in lines]
+
+    monkeypatch.setattr(pairs, "SentencePieces", lambda model: Words())
+    wmt19._encode_held_out(Path("m"), (["a &amp; b", ""], ["c", "d"]), tmp_path / "valid")
+    assert (tmp_path / "valid.en").read_text() == "a & b\n\n"
+    with pytest.raises(PrepareError, match="test: 1 lines encoded of 2"):
+        wmt19._encode_held_out(Path("m"), (["a", "b"], ["c"]), tmp_path / "test")
 
 
 def test_stamp_is_the_same_on_every_machine(tmp_path: Path) -> None:
