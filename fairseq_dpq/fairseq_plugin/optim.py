@@ -85,7 +85,8 @@ class FairseqDense(FairseqOptimizer):
 
 
 class SM3(DenseOptimizer):
-    """SM3-II. A (m, n) matrix keeps m + n accumulators in place of Adagrad's m * n.
+    """SM3-II (Anil et al., 2019, arXiv 1901.11150). A (m, n) matrix keeps m + n accumulators in
+    place of Adagrad's m * n.
 
     For each entry, with mu_r the accumulator of slice r and beta the momentum::
 
@@ -182,7 +183,8 @@ class FairseqSM3(FairseqDense):
 
 
 class LazyAdam(DenseOptimizer):
-    """Adam, except for matrices: a row whose gradient is zero keeps its value and its moments.
+    """TensorFlow's LazyAdam: Adam, except for matrices, where a row whose gradient is zero keeps
+    its value and its moments.
 
     Plain Adam moves all rows of an embedding in each update, by their old momentum, which takes
     most of the time when a batch uses few of many words. Gradients are dense. All state is float32
