@@ -20,7 +20,8 @@ from fairseq_dpq.cli import compact, export, inspect, quantize
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin.validation import check_state
 from fairseq_dpq.files.memory import tensor_crc32
-from helpers.fuzzing import JUNK, Damage, Failure, N
+from helpers.fuzzing import JUNK, Failure, N
+from helpers.refitting import Refitted
 from helpers.toy_checkpoints import ALIAS, PATH, edit_record, load
 
 
@@ -34,7 +35,7 @@ class Evil:
         return self.function, (self.marker,)
 
 
-class Attack(Damage):
+class Attack(Refitted):
     """All families of cases."""
 
     def __init__(self, folder: Path, seed: int) -> None:
