@@ -216,7 +216,7 @@ def choose(
         else:
             chosen.append(found)
     if patterns is None and not chosen:
-        reasons = "; ".join(f"{path}: {why}" for path, why in left.items())
+        reasons = "; ".join(f"{path or 'the module'}: {why}" for path, why in left.items())
         raise ValueError(f"nothing to compress: {reasons or 'the model has no embedding table'}")
     named = () if patterns is None or callable(patterns) else patterns
     unmatched = [pattern for pattern in named if pattern not in matched]

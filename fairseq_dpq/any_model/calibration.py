@@ -156,14 +156,15 @@ def calibrate(
         for batch in batches:
             seen += 1
             batch = _moved(batch, device)
-            if isinstance(batch, Mapping):
-                known = batch.get("attention_mask")
-                mask[0] = known.bool() if isinstance(known, Tensor) else None
-                model(**batch)
-            elif isinstance(batch, (tuple, list)):
-                model(*batch)
-            else:
-                model(batch)
+            known = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+            mask[0] = known.bool() if isinstance(known, Tensor) else None
+            try:
+                _run(model, batch)
+            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"calibrate: the model does not take batch {seen} ({str(error)[:200]}); give "
+                    "what it takes: token tensors (batch, length), tuples or mappings of arguments"
+                ) from error
     if not seen:
         raise ValueError("calibrate has no batches; give token tensors as the model takes them")
     return uses
@@ -217,6 +218,15 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def _run(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, (tuple, list)):
+        model(*batch)
+    else:
+        model(batch)
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

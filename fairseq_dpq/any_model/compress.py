@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import inspect
 import sys
 from dataclasses import fields
 from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Tuple
@@ -75,6 +77,8 @@ def compress(
         options: Settings of the form (`bits=4`), or with `trainable` of the method
             (docs/options.md).
     """
+    _check_types(model, K, D, target_ratio)
+    given = {"K": K, "D": D, "method": method, "trainable": trainable or None}
     if method is None:
         plain = trainable or K is not None or D is not None
         method = DEFAULT_METHOD if plain else TieredEmbedding.kind
@@ -85,10 +89,8 @@ def compress(
     asked = {"target_ratio": target_ratio, "calibrate": calibrate, "counts": counts, "tiers": tiers}
     for name, value in asked.items():
         if value is not None and not tiered:
-            raise ValueError(
-                f"{name} has no effect with {_say('method', method)}; leave K, D, method and "
-                "trainable out"
-            )
+            others = " and ".join(key for key, value in given.items() if value is not None)
+            raise ValueError(f"{name} is for tiers (method='tiers'); leave {others} out")
     if method in METHODS and METHODS[method].switch == "rank" and "rank" not in options:
         raise ValueError(
             f"{_say('method', method)} needs a rank: rank=N makes a table of d columns d / N times "
@@ -106,7 +108,8 @@ def compress(
     if tiered:
         if "ratio" in options:
             raise ValueError("ratio: did you mean target_ratio?")
-        ratio = target_ratio or (DEFAULT_RATIO if calibrate is None else CALIBRATED_RATIO)
+        ratio = DEFAULT_RATIO if calibrate is None else CALIBRATED_RATIO
+        ratio = ratio if target_ratio is None else target_ratio
         plans = [_tiered_plan(found, ratio, tiers, options) for found in chosen]
     else:
         make = _training_plan if trainable else _stored_plan
@@ -303,8 +306,20 @@ def _say(name: str, value: Any) -> str:
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    """A question after an option in the wrong case: `k=32`."""
-    return next((f"; did you mean {k}?" for k in known if k.lower() == name.lower()), "")
+    """A question after an option in the wrong case, or nearly right: `k=32`, `targetratio=12`."""
+    names = {k.lower(): k for k in (*known, *inspect.signature(compress).parameters)}
+    close = difflib.get_close_matches(name.lower(), names, 1, 0.8)
+    return f"; did you mean {names[close[0]]}?" if close else ""
+
+
+def _check_types(model: Any, K: Any, D: Any, target_ratio: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: expected an nn.Module, found {model!r:.60}")
+    for name, value in (("K", K), ("D", D)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ValueError(f"{_say(name, value)}: must be a whole number")
+    if target_ratio is not None and not isinstance(target_ratio, (int, float)):
+        raise ValueError(f"{_say('target_ratio', target_ratio)}: must be a number")
 
 
 @contextlib.contextmanager

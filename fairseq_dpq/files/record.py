@@ -150,7 +150,7 @@ def _check(table: Table, stage: str) -> None:
         if not isinstance(kind, str) or kind not in FORMS:
             raise DPQConfigError(
                 f"the checkpoint stores a table as {shown(kind)}; this fairseq-dpq knows "
-                f"{', '.join(FORMS)}: update it with pip install -U fairseq-dpq"
+                f"{', '.join(FORMS)}: update fairseq-dpq, or install the package that adds it"
             )
         check_settings(FORMS[kind], settings)
 

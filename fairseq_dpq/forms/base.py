@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Mapping, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +71,9 @@ class Form(nn.Module):
     computes_rows: ClassVar[bool] = False
     # Whether `from_table` takes how rows are used: `weight`, `metric` and `corrected`.
     takes_use: ClassVar[bool] = False
-    _fast: Any = None  # prepared for its buffers, with pointers to their memory
+    if TYPE_CHECKING:  # TorchScript reads annotations where a form of another package is defined
+        _fast: Any
+    _fast = None  # prepared for its buffers, with pointers to their memory
     # Tensors that follow the dtype of a model; None: all that have no integers.
     model_dtype: ClassVar[tuple[str, ...] | None] = None
     setting_types: ClassVar[dict[str, type]]  # of `settings()`

@@ -84,6 +84,10 @@ def choose_tiers(
             best, high = found, price
         else:
             low = price
+    if best == [(n, 1, 1)]:
+        raise ValueError(
+            f"{n} x {embedding_dim}: {budget:,} bytes leave no room for codes; try a lower ratio"
+        )
     return best
 
 

@@ -123,7 +123,7 @@ def check_version(found: Any, known: int, written_by: Any) -> None:
     if int(text) != known:
         by = f", written by {shown(written_by)}" if written_by else ""
         fix = (
-            "update it with pip install -U fairseq-dpq"
+            "update fairseq-dpq, or install the package that adds it"
             if int(text) > known
             else "write the file again from its training checkpoint or full model"
         )

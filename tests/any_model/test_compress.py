@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ def test_a_padding_row_that_is_not_zero_is_kept() -> None:
 def test_tied_by_memory_alone() -> None:
     model = nn.ModuleDict({"a": nn.Embedding(60, 8), "b": nn.Linear(8, 60, bias=False)})
     model["b"].weight = nn.Parameter(model["a"].weight.detach())
-    assert compress(model, which="a").tables[0].tied == ("b",)
+    assert compress(model, K=8, which="a").tables[0].tied == ("b",)
     h = torch.randn(2, 8)
     assert torch.allclose(model["b"](h), h @ model["a"].dense().t(), atol=1e-5)
 
@@ -293,8 +294,11 @@ def test_what_cannot_be_compressed(model: nn.Module, why: str) -> None:
         ({"bits": 4}, "bits=4 has no effect with tiers, which take target_ratio and tiers"),
         ({"ratio": 4}, "ratio: did you mean target_ratio"),
         ({"target_ratio": 1.0}, "target_ratio=1.0: must be above 1"),
-        ({"K": 8, "target_ratio": 9}, "target_ratio has no effect with method='sx'"),
-        ({"trainable": True, "counts": torch.ones(ROWS)}, "counts has no effect with method='sx'"),
+        ({"K": 8, "target_ratio": 9}, "target_ratio is for tiers .*; leave K out"),
+        (
+            {"trainable": True, "counts": torch.ones(ROWS)},
+            "counts is for tiers .*; leave trainable out",
+        ),
         ({"tiers": [(600, 4, 4)], "target_ratio": 9}, "give tiers or target_ratio, not both"),
         (
             {"tiers": [(600, 4, 4)], "which": "first"},
@@ -371,3 +375,33 @@ def test_find_tables_names_each_table_once() -> None:
         ("position", ["position"], []),
         ("bag", ["bag"], []),
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"K": 2.5}, "K=2.5: must be a whole number"),
+        ({"D": "8"}, "D='8': must be a whole number"),
+        ({"target_ratio": "13"}, "target_ratio='13': must be a number"),
+        ({"target_ratio": 0}, "target_ratio=0: must be above 1"),
+        ({"target_ratio": 1e6}, "leave no room for codes; try a lower ratio"),
+        ({"targetratio": 3}, "did you mean target_ratio?"),
+        ({"K": 16, "target_ratio": 5}, "target_ratio is for tiers"),
+        ({"calibrate": ["text"]}, "calibrate: the model does not take batch 1"),
+        ({"calibrate": [torch.rand(2, 3)]}, "calibrate: the model does not take batch 1"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_change_nothing(settings: Any, said: str) -> None:
+    model = nn.Sequential(nn.Embedding(6000, 32))
+    before = model[0].weight.clone()
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        compress(model, **settings)
+    assert "\n" not in str(caught.value)
+    assert type(model[0]) is nn.Embedding and torch.equal(model[0].weight, before)
+
+
+def test_what_is_not_a_model_is_said() -> None:
+    with pytest.raises(ValueError, match=r"expected an nn\.Module, found 'gpt2'"):
+        compress("gpt2")
+    with pytest.raises(ValueError, match="the module: it is the model itself"):
+        compress(nn.Embedding(6000, 32))

@@ -279,8 +279,9 @@ def test_rows_of_no_use_have_no_bits() -> None:
     assert tiers[-1][1] == 1 and 1500 < tiers[-1][0] <= 2100
 
 
-def test_a_ratio_that_cannot_be_is_as_near_as_possible() -> None:
-    assert choose_tiers(torch.ones(300), 8, 10) == [(300, 1, 1)]
+def test_a_ratio_without_room_for_codes_is_refused() -> None:
+    with pytest.raises(ValueError, match="300 x 8: 10 bytes leave no room for codes"):
+        choose_tiers(torch.ones(300), 8, 10)
 
 
 def test_ratio_of_the_whole() -> None:
