@@ -173,16 +173,27 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     full = rows[0]["loss"]
-    figure, axes = plt.subplots(figsize=(7, 4.5))
+    figure, axes = plt.subplots(figsize=(8, 4.5))
     for row in rows[1:]:
         more = 100 * sum(math.expm1(row["loss"][t] - full[t]) for t in full) / len(full)
-        marker = "o" if row["name"].startswith("tiers") else "s"
-        axes.plot(row["table_bytes"] / 1e6, more, marker)
-        axes.annotate(row["name"], (row["table_bytes"] / 1e6, more), fontsize=7)
-    axes.set_xlabel("table, MB")
-    axes.set_ylabel("perplexity, % above the full model (mean of three texts)")
+        ours, mega = row["name"].startswith("tiers"), row["table_bytes"] / 1e6
+        axes.plot(mega, more, "o" if ours else "s", color="tab:blue" if ours else "tab:gray")
+        label = row["name"].removeprefix("tiers ").removeprefix("at ")
+        below = ours and "mix" in row["name"]  # the lower of two at one size
+        place = {"xytext": (5, -11 if below else 5), "textcoords": "offset points"}
+        axes.annotate(label, (mega, more), fontsize=8, **place)  # type: ignore[arg-type]
+    axes.plot([], [], "o", color="tab:blue", label="tiers, at a ratio")
+    axes.plot([], [], "s", color="tab:gray", label="others")
+    axes.legend(loc="upper right")
+    axes.set_xlabel("table, MB (full: 113)")
+    axes.set_ylabel("perplexity, % above the full model (mean of three texts)", fontsize=9)
     axes.set_xscale("log")
+    axes.set_xticks([6, 8, 10, 15, 20, 30], ["6", "8", "10", "15", "20", "30"])
+    axes.minorticks_off()
+    axes.set_xlim(5.5, 38)
     axes.set_yscale("symlog", linthresh=1)
+    axes.set_yticks([0, 1, 3, 10, 30, 100, 300], ["0", "1", "3", "10", "30", "100", "300"])
+    axes.set_ylim(0, 600)
     figure.tight_layout()
     figure.savefig(path)
 
