@@ -10,8 +10,8 @@ from experiments.datasets.cli import run_main
 
 _FAMILIES = {
     "language_model": "ptb wikitext2",
-    "translation": "iwslt15 multi30k",
-    "wmt19": "wmt19",
+    "translation": "multi30k wmt19",
+    "iwslt15": "iwslt15",
     "classification": "ag_news csv_files dbpedia yahoo_answers yelp_full yelp_polarity",
     "glue": "glue_cola glue_mnli glue_mrpc glue_rte glue_sst2 glue_xnli",
     "squad": "squad1 squad2",

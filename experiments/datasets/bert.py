@@ -3,60 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import gzip
-from itertools import islice
 from pathlib import Path
-from typing import IO, Iterator
 
 from experiments.datasets import PrepareError, pieces
-from experiments.datasets.binarize import dictionary_size, preprocess_shards, write_dictionary
+from experiments.datasets.binarize import dictionary_size, preprocess_shards
+from experiments.datasets.checksums import hash_file
 from experiments.datasets.cli import Result, Run
-from experiments.datasets.folders import build_folder
 from experiments.datasets.sources import RequiredFile, required
-from experiments.datasets.text import CHUNK, LineWriter, clean
+from experiments.datasets.text import LineWriter, chunked, clean, ordered_map, read_lines
 
 SPLITS = ("train", "valid", "test")
 SHARD_LINES = 5_000_000  # fairseq keeps Python numbers for all lines of a file
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore
-
-
-def read_chunks(path: Path, documents: bool) -> Iterator[list[str]]:
-    """Lines of a text file, plain or .gz; blank ones are left out unless they end documents."""
-    done = 0
-    try:
-        with _open(path) as stream:
-            while True:
-                lines = list(islice(stream, CHUNK))
-                if not lines:
-                    return
-                texts = []
-                for line in lines:
-                    done += 1
-                    text = line.decode("utf-8")
-                    if documents or text.strip():
-                        texts.append(text)
-                yield texts
-    except UnicodeDecodeError as error:
-        raise PrepareError(f"{path}: line {done}: not UTF-8 text ({error})") from error
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise PrepareError(f"{path}: not a complete .gz file ({error})") from error
-
-
 def _encode_file(run: Run, path: Path, vocab: Path, key: Result) -> tuple[Path, Result]:
     """A stage of its own for each file, so that an interrupted run continues with the next one."""
-    digest = run.checks.hash(path)
-    folder = run.work / "stages" / f"{digest[:16]}-{key['vocab'][:16]}"
-    own = {"file": digest, "names": "text.txt"}
+    digest = hash_file(path)
 
     def build(target: Path) -> Result:
         run.say(f"{path}: pieces")
-        chunks = read_chunks(path, key["documents"])
-        counts: Result = {"lines": 0, "pieces": 0, "unknown": 0, "shards": 0}
+        # Blank lines end documents, and are left out without them.
+        texts = (line for line in read_lines(path) if key["documents"] or line.strip())
+        counts = {"lines": 0, "pieces": 0, "unknown": 0, "shards": 0}
         with LineWriter(target / "text", ("txt",), SHARD_LINES) as writer:
-            for lines in pieces.encode_chunks(vocab, key["lower"], chunks, run.workers):
+            for lines in ordered_map(
+                pieces.encode_lines, chunked(texts), run.workers, pieces.load, vocab, key["lower"]
+            ):
                 for line in lines:
                     if not line and not key["documents"]:
                         continue  # characters that have no piece
@@ -70,7 +42,8 @@ def _encode_file(run: Run, path: Path, vocab: Path, key: Result) -> tuple[Path, 
             raise PrepareError(f"{path}: no text in it")
         return counts
 
-    return folder, build_folder(folder, {**key, **own}, build, force=run.args.force)
+    own = {**key, "file": digest, "names": "text.txt"}
+    return run.stage(f"{digest[:16]}-{key['vocab'][:16]}", own, build)
 
 
 class MaskedText(pieces.PieceSet):
@@ -108,44 +81,53 @@ class MaskedText(pieces.PieceSet):
         if args.vocab is not None:
             pieces.load(args.vocab)  # its errors show before the text is read
         return {
-            "files": {s: [run.checks.hash(p) for p in ps] for s, ps in self.texts(run).items()},
+            "files": {s: [hash_file(p) for p in paths] for s, paths in self.texts(run).items()},
             "cased": args.cased,
             "documents": args.documents,
             "spm": [args.spm_size, args.spm_type] if args.spm_size else [],
-            "vocab": run.checks.hash(args.vocab) if args.vocab is not None else "",
+            "vocab": hash_file(args.vocab) if args.vocab is not None else "",
         }
 
     def files(self, run: Run) -> list[RequiredFile]:
         trained_or_given = run.args.spm_size or run.args.vocab is not None
         return [] if trained_or_given else [required("bert", pieces.VOCAB)]
 
-    def vocab(self, run: Run) -> Path:
-        if run.args.vocab is not None:
-            return Path(run.args.vocab)
-        return run.sources.obtain(self.files(run))[pieces.VOCAB]
+    def vocab(self, run: Run, scratch: Path) -> Path:
+        args = run.args
+        if not args.spm_size:
+            return args.vocab or run.sources.obtain(self.files(run))[pieces.VOCAB]
+        run.say(f"SentencePiece: {args.spm_size:,} pieces ({args.spm_type})")
+        model, text = scratch / pieces.MODEL, scratch / "text.cleaned"
+        with LineWriter(scratch / "text", ("cleaned",)) as writer:
+            for path in args.train:
+                for line in read_lines(path):
+                    if line.strip():
+                        writer.write(clean(line))
+        pieces.train_sentencepiece(
+            [text], model, args.spm_size, args.spm_type, 0.9995, "--spm-size"
+        )
+        text.unlink()
+        return model
 
-    def build(self, run: Run, folder: Path) -> Result:
-        files, scratch = self.texts(run), folder / "scratch"
-        if run.args.spm_size:
-            vocab = folder / pieces.MODEL
-            self._train(run, files["train"], vocab)
-            write_dictionary(scratch / "dict.txt", pieces.load(vocab).words)
-        else:
-            vocab, _ = self.start(run, folder)
+    def build(self, run: Run, folder: Path) -> list[str]:
+        scratch, vocab = folder / "scratch", self.start(run, folder)
         key = {
-            "vocab": run.checks.hash(vocab),
+            "vocab": hash_file(vocab),
             "lower": not run.args.cased,
             "documents": run.args.documents,
         }
         stages: dict[str, list[Path]] = {}
-        counts: Result = {}
-        for split, paths in files.items():
+        report = []
+        for split, paths in self.texts(run).items():
             found = [_encode_file(run, path, vocab, key) for path in paths]
-            names = ("lines", "pieces", "unknown")
-            counts[split] = {name: sum(count[name] for _, count in found) for name in names}
             stages[split] = [
                 stage / f"text{n or ''}.txt" for stage, c in found for n in range(c["shards"])
             ]
+            lines, length, unknown = (
+                sum(counts[name] for _, counts in found) for name in ("lines", "pieces", "unknown")
+            )
+            share = f"{unknown / length:.2%} unknown"
+            report.append(f"{split}: {lines:,} lines, {length:,} pieces, {share}")
         base = ["--only-source", "--srcdict", str(scratch / "dict.txt"), "--padding-factor", "1"]
         held_out: list[str] = []
         for split in list(stages)[1:]:  # training reads several files as one set, others do not
@@ -154,28 +136,8 @@ class MaskedText(pieces.PieceSet):
                     merged.write(path.read_bytes())
             held_out += [f"--{split}pref", str(scratch / split)]
         preprocess_shards(folder, base, stages["train"], held_out, run.workers)
-        return {"counts": counts, "dictionary": dictionary_size(folder / "dict.txt")}
-
-    def _train(self, run: Run, files: list[Path], model: Path) -> None:
-        args = run.args
-        run.say(f"SentencePiece: {args.spm_size:,} pieces ({args.spm_type})")
-        text = model.parent / "scratch" / "cleaned"
-        with open(text, "w", encoding="utf-8", newline="\n") as stream:
-            for path in files:
-                for lines in read_chunks(path, documents=False):
-                    stream.writelines(clean(line) + "\n" for line in lines)
-        pieces.train_sentencepiece(
-            [text], model, args.spm_size, args.spm_type, 0.9995, "--spm-size"
-        )
-        text.unlink()
-
-    def report(self, result: Result) -> list[str]:
-        lines = []
-        for split, counts in result["counts"].items():
-            text, share = f"{counts['pieces']:,} pieces", counts["unknown"] / counts["pieces"]
-            lines.append(f"{split}: {counts['lines']:,} lines, {text}, {share:.2%} unknown")
-        rows = result["dictionary"] + 1
-        return [*lines, f"{rows:,} rows of the embedding, with fairseq's four specials and <mask>"]
+        rows = dictionary_size(folder / "dict.txt") + 1
+        return [*report, f"{rows:,} rows of the embedding, with fairseq's four specials and <mask>"]
 
 
 SETS = {"bert": MaskedText()}

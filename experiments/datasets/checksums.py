@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Iterable
 
 from experiments.datasets import PrepareError
-from fairseq_dpq.runs.folder import read_json, write_json
 
-_LARGE = 1 << 26  # bytes
 _HEX_LENGTHS = {32: "md5", 40: "sha1", 64: "sha256"}
 
 
@@ -47,16 +45,17 @@ def hash_file(path: Path, algorithm: str = "sha256") -> str:
     return state.hexdigest()
 
 
+def hash_files(paths: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of files by their names: the inputs of a stamp."""
+    return {path.name: hash_file(path) for path in sorted(set(paths))}
+
+
 @dataclass(frozen=True)
 class Checks:
-    """Which checksums are verified. `skip` has file names; "*" means all of them.
-
-    `cache` is a file with the checksums of large files, which hold as long as a file is unchanged.
-    """
+    """Which checksums are verified. `skip` has file names; "*" means all of them."""
 
     skip: frozenset[str] = frozenset()
     override: dict[str, Digest] = field(default_factory=dict)
-    cache: Path | None = None
 
     @property
     def documented(self) -> bool:
@@ -69,29 +68,13 @@ class Checks:
             return Digest()
         return self.override.get(name, builtin)
 
-    def hash(self, path: Path, algorithm: str = "sha256") -> str:
-        """The file's checksum; that of a large file is computed once."""
-        stat = path.stat()
-        if self.cache is None or stat.st_size < _LARGE:
-            return hash_file(path, algorithm)
-        known = read_json(self.cache) or {}
-        key = f"{algorithm}:{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
-        if key not in known:
-            known[key] = hash_file(path, algorithm)
-            write_json(self.cache, known)
-        return str(known[key])
-
-    def hashes(self, paths: Iterable[Path]) -> dict[str, str]:
-        """SHA-256 of files by their names: the inputs of a stamp."""
-        return {path.name: self.hash(path) for path in sorted(set(paths))}
-
     def mismatch(self, path: Path, digest: Digest) -> str | None:
         """Why the file is not the expected one, or None if it is."""
         size = path.stat().st_size
         if digest.size is not None and size != digest.size:
             return f"wrong size: {size} bytes, expected {digest.size}"
         algorithm, expected = digest.best() or ("", "")
-        got = self.hash(path, algorithm) if algorithm else ""
+        got = hash_file(path, algorithm) if algorithm else ""
         return (
             None if got == expected else f"wrong checksum: {algorithm} {got}, expected {expected}"
         )

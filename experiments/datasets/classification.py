@@ -8,40 +8,36 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Iterable, Iterator, Sequence
+from typing import ClassVar, NamedTuple
 
 from experiments.datasets import PrepareError
-from experiments.datasets.binarize import dictionary_size, preprocess_parts
+from experiments.datasets.binarize import dictionary_size, preprocess_parts, write_dictionary
 from experiments.datasets.checksums import hash_file
-from experiments.datasets.cli import DataSet, Result, Run
-from experiments.datasets.rows import Columns, Labels, Row, count_columns, read_rows
+from experiments.datasets.cli import DataSet, Run
+from experiments.datasets.folders import Result
+from experiments.datasets.rows import (
+    SPLITS,
+    Columns,
+    Labels,
+    Row,
+    Split,
+    count_columns,
+    read_rows,
+)
 from experiments.datasets.sources import RequiredFile, required
-from experiments.datasets.text import CHUNK, ordered_map
+from experiments.datasets.text import chunked, ordered_map
 from fairseq_dpq.cli.classify import split_words
 
-PARTS = ("input0", "label")  # words and classes
-SPLITS = ("train", "valid", "test")
 
+class Plan(NamedTuple):
+    """What to read: train, perhaps valid and test."""
 
-@dataclass(frozen=True)
-class Plan:
-    """What to read and how to split it."""
-
-    files: dict[str, Path]  # train, perhaps valid and test
+    files: dict[str, Path]
     columns: Columns
     labels: Labels
-    held_out: float
-    seed: int
-    min_count: int
-
-    @property
-    def splits(self) -> list[str]:
-        return [split for split in SPLITS if split == "valid" or split in self.files]
 
 
 def is_held_out(words: str, fraction: float, seed: int) -> bool:
@@ -50,83 +46,15 @@ def is_held_out(words: str, fraction: float, seed: int) -> bool:
     return int.from_bytes(digest, "big") < fraction * 2.0**64
 
 
-def _split_all(rows: Sequence[Row]) -> list[list[str]]:
-    return [split_words(" ".join(row.texts)) for row in rows]
-
-
-def _documents(path: Path, columns: Columns, workers: int) -> Iterator[tuple[Row, list[str]]]:
-    """The rows of a file with their words, which several processes split."""
-    waiting: list[list[Row]] = []
-
-    def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-        stream = iter(rows)
-        for chunk in iter(lambda: list(islice(stream, CHUNK)), []):
-            waiting.append(chunk)
-            yield chunk
-
-    for words in ordered_map(_split_all, chunks(read_rows(path, columns)), workers):
-        yield from zip(waiting.pop(0), words)
-
-
-class _Writer:
-    """The text of a split, one document and one label per line, and its words."""
-
-    def __init__(self, folder: Path, split: str, stack: ExitStack) -> None:
-        self.documents = self.empty = 0
-        self.words: Counter[str] = Counter()
-        paths = [folder / f"{split}.{part}" for part in PARTS]
-        self._text, self._labels = (stack.enter_context(path.open("wb")) for path in paths)
-
-    def add(self, words: list[str], label: str) -> None:
-        self.documents += 1
-        self.empty += not words
-        self.words.update(words)
-        self._text.write((" ".join(words) + "\n").encode("utf-8"))
-        self._labels.write((label + "\n").encode("utf-8"))
-
-
-def _write_text(plan: Plan, folder: Path, workers: int) -> dict[str, _Writer]:
-    """Write the text of all splits. Unless a header names them, all files have the columns of the
-    training file."""
-    columns = plan.columns
-    if columns.count is None and not columns.by_name:
-        columns = replace(columns, count=count_columns(plan.files["train"], columns))
-    with ExitStack() as stack:
-        writers = {split: _Writer(folder, split, stack) for split in plan.splits}
-        for split, path in plan.files.items():
-            for row, words in _documents(path, columns, workers):
-                place = split
-                if split == "train" and "valid" not in plan.files:
-                    held_out = is_held_out(" ".join(words), plan.held_out, plan.seed)
-                    place = "valid" if held_out else "train"
-                writers[place].add(words, plan.labels.find(row.label, path, row.line))
-            if split == "train":
-                plan.labels.close(path)
-    for split in plan.splits:
-        if not writers[split].documents:
-            raise PrepareError(
-                f"{plan.files['train']}: --held-out {plan.held_out} leaves no rows for {split}"
-            )
-    return writers
-
-
-def _write_dictionaries(plan: Plan, folder: Path, words: Counter[str]) -> set[str]:
-    """Write dict.input0 and dict.label; the words of the first one."""
-    kept = [(word, count) for word, count in words.items() if count >= plan.min_count]
-    if not kept:
-        raise PrepareError(f"{plan.files['train']}: no words in it (--min-count {plan.min_count})")
-    kept.sort(key=lambda item: (-item[1], item[0]))
-    entries = [kept, [(name, 1) for name in plan.labels.in_order()]]
-    for part, lines in zip(PARTS, entries):
-        text = "".join(f"{word} {count}\n" for word, count in lines)
-        (folder / f"dict.{part}").write_bytes(text.encode("utf-8"))
-    return {word for word, _ in kept}
+def _split_rows(rows: list[Row]) -> list[Row]:
+    return [row._replace(texts=(" ".join(split_words(" ".join(row.texts))),)) for row in rows]
 
 
 class Documents(DataSet):
     """A text classification set."""
 
     paper_types: int | None
+    documents: dict[str, int]  # documented rows of its files
 
     def plan(self, run: Run) -> Plan:
         """What to read."""
@@ -149,46 +77,64 @@ class Documents(DataSet):
             raise PrepareError(f"--min-count {args.min_count}: must be at least 1")
         return {"held_out": args.held_out, "seed": args.seed, "min_count": args.min_count}
 
-    def build(self, run: Run, folder: Path) -> Result:
+    def build(self, run: Run, folder: Path) -> list[str]:
         plan, text = self.plan(run), folder / "scratch"
-        writers = _write_text(plan, text, run.workers)
-        known = _write_dictionaries(plan, text, writers["train"].words)
-        types = set(writers["train"].words)
-        if "valid" not in plan.files:
-            types |= writers["valid"].words.keys()
-        dictionaries = {part: text / f"dict.{part}" for part in PARTS}
-        preprocess_parts(folder, dictionaries, plan.splits, run.workers)
-        counts = {
-            split: [
-                writer.documents,
-                sum(writer.words.values()),
-                sum(count for word, count in writer.words.items() if word not in known),
-                writer.empty,
-            ]
-            for split, writer in writers.items()
-        }
-        return {
-            "counts": counts,
-            "types": len(types),
-            "dictionary": dictionary_size(folder / "input0" / "dict.txt"),
-            "classes": plan.labels.in_order(),
-        }
-
-    def report(self, result: Result) -> list[str]:
-        lines = []
-        for split in SPLITS:
-            if split in result["counts"]:
-                documents, words, unknown, empty = result["counts"][split]
-                line = f"{split}: {documents:,} documents, {words:,} words, {unknown:,} unknown"
-                lines.append(line + (f"; {empty:,} documents without words" if empty else ""))
-        classes = ", ".join(result["classes"][:20])
+        splits = self._write_text(run, plan, text)
+        train, least = splits["train"].words, run.args.min_count
+        kept = {word: n for word, n in train.items() if n >= least}
+        if not kept:
+            raise PrepareError(f"{plan.files['train']}: no words in it (--min-count {least})")
+        order = sorted(kept, key=lambda word: (-kept[word], word))
+        write_dictionary(text / "dict.input0", order, kept)
+        classes = list(plan.labels.names.values())
+        write_dictionary(text / "dict.label", classes)
+        dictionaries = {part: text / f"dict.{part}" for part in splits["train"].parts}
+        preprocess_parts(folder, dictionaries, list(splits), run.workers)
+        report = []
+        for split, found in splits.items():
+            unknown = sum(n for word, n in found.words.items() if word not in kept)
+            line = f"{split}: {found.rows:,} documents, {found.length:,} words, {unknown:,} unknown"
+            empty = f"; {found.empty:,} documents without words" if found.empty else ""
+            report.append(line + empty)
+        held_out = set() if "valid" in plan.files else splits["valid"].words.keys()
         paper = f" (the paper's table has {self.paper_types:,} rows)" if self.paper_types else ""
+        entries = dictionary_size(folder / "input0" / "dict.txt")
         return [
-            *lines,
-            f"{len(result['classes'])} classes: {classes}",
-            f"{result['types']:,} types in the training file{paper}; "
-            f"{result['dictionary']:,} dictionary entries in fairseq",
+            *report,
+            f"{len(classes)} classes: {', '.join(classes[:20])}",
+            f"{len(train.keys() | held_out):,} types in the training file{paper}; "
+            f"{entries:,} dictionary entries in fairseq",
         ]
+
+    def _write_text(self, run: Run, plan: Plan, folder: Path) -> dict[str, Split]:
+        """Write the words of all splits. Unless a header names them, all files have the columns of
+        the training file."""
+        files, columns, labels = plan
+        if columns.count is None and not columns.by_name:
+            columns = replace(columns, count=count_columns(files["train"], columns))
+        hold_out, fraction = "valid" not in files, run.args.held_out
+        with ExitStack() as stack:
+            names = [name for name in SPLITS if name == "valid" or name in files]
+            splits = {name: stack.enter_context(Split(folder, name)) for name in names}
+            for name, path in files.items():
+                for rows in ordered_map(
+                    _split_rows, chunked(read_rows(path, columns)), run.workers
+                ):
+                    for row in rows:
+                        held = name == "train" and hold_out
+                        held = held and is_held_out(row.texts[0], fraction, run.args.seed)
+                        splits["valid" if held else name].add(row.texts, labels.find(row, path))
+                if name == "train":
+                    labels.close(path)
+        for name, split in splits.items():
+            if not split.rows:
+                raise PrepareError(
+                    f"{files['train']}: --held-out {fraction} leaves no rows for {name}"
+                )
+        for name, documented in self.documents.items():
+            count = splits[name].rows + (splits["valid"].rows if name == "train" else 0)
+            run.expect(f"{name} documents", count, documented)
+        return splits
 
 
 class CsvFiles(Documents):
@@ -199,6 +145,7 @@ class CsvFiles(Documents):
     title = "your files"
     downloads = False
     paper_types = None
+    documents: ClassVar[dict[str, int]] = {}
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
@@ -234,8 +181,7 @@ class CsvFiles(Documents):
             tab=args.tab,
             escaped_newlines=args.escaped_newlines,
         )
-        labels = Labels(listed=False, open=True)
-        return Plan(files, columns, labels, args.held_out, args.seed, args.min_count)
+        return Plan(files, columns, Labels(open=True))
 
     def options(self, run: Run) -> Result:
         flags, plan = super().options(run), self.plan(run)
@@ -266,14 +212,7 @@ class ZhangSet(Documents):
     def plan(self, run: Run) -> Plan:
         files = {name[:-4]: path for name, path in run.sources.obtain(self.files(run)).items()}
         labels = Labels({str(number): name for number, name in enumerate(self.classes, start=1)})
-        return Plan(files, self.columns, labels, **self.options(run))
-
-    def build(self, run: Run, folder: Path) -> Result:
-        result = super().build(run, folder)
-        counts = {split: numbers[0] for split, numbers in result["counts"].items()}
-        run.expect("train documents", counts["train"] + counts["valid"], self.documents["train"])
-        run.expect("test documents", counts["test"], self.documents["test"])
-        return result
+        return Plan(files, self.columns, labels)
 
 
 _REVIEW = Columns("1", ("2",), 2, escaped_newlines=True)

@@ -12,17 +12,15 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any, ClassVar, Dict, Iterator, Sequence
+from typing import Any, Callable, ClassVar, Iterator, Sequence
 
 from experiments.datasets import PrepareError
 from experiments.datasets.binarize import require_fairseq
-from experiments.datasets.checksums import Checks, read_checksum_file
+from experiments.datasets.checksums import Checks, hash_files, read_checksum_file
 from experiments.datasets.download import Downloader
-from experiments.datasets.folders import build_folder, check_replaceable, find_out, is_current
+from experiments.datasets.folders import Result, build_folder, check_replaceable, find_out
 from experiments.datasets.sources import RequiredFile, Sources
 from fairseq_dpq.runs.folder import RunsError, locked
-
-Result = Dict[str, Any]
 
 
 class DataSet:
@@ -31,6 +29,7 @@ class DataSet:
     title: str
     description: ClassVar[str]  # of the command; {} stands for the title
     downloads: ClassVar[bool] = True  # whether it has the flags of downloads
+    optional: ClassVar[str] = ""  # the flag that leaves out a part of it
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Flags of its own."""
@@ -43,13 +42,10 @@ class DataSet:
         """The files that --from must have."""
         return []
 
-    def build(self, run: Run, folder: Path) -> Result:
-        """Fill a new folder, whose subfolder `scratch` is removed; the facts for the report."""
+    def build(self, run: Run, folder: Path) -> list[str]:
+        """Fill a new folder, whose subfolder `scratch` is removed; the report, which is printed
+        last and kept in the stamp."""
         raise NotImplementedError
-
-    def report(self, result: Result) -> list[str]:
-        """The last lines that are printed."""
-        return []
 
 
 def cores() -> int:
@@ -98,7 +94,7 @@ def _add_download_flags(parser: argparse.ArgumentParser) -> None:
 class Run:
     """One run of a prepare script: its flags, its sources, its output folder."""
 
-    def __init__(self, name: str, args: argparse.Namespace) -> None:
+    def __init__(self, name: str, data: DataSet, args: argparse.Namespace) -> None:
         if args.workers < 1:
             raise PrepareError(f"--workers {args.workers}: must be at least 1")
         if args.retries < 0:
@@ -106,8 +102,7 @@ class Run:
         for mirror in args.mirrors:
             if not mirror.startswith(("http://", "https://")):
                 raise PrepareError(f"--mirror {mirror}: must begin with http:// or https://")
-        self.name = name
-        self.args = args
+        self.name, self.data, self.args = name, data, args
         needed = {"the current folder": Path.cwd(), "--work": args.work}
         if args.from_dir is not None:
             needed["--from"] = args.from_dir
@@ -116,11 +111,11 @@ class Run:
         self.workers: int = args.workers
         override = read_checksum_file(args.checksums) if args.checksums else {}
         skip = frozenset(part for part in args.no_checksum.split(",") if part)
-        self.checks = Checks(skip, override, self.work / "hashes.json")
+        self.checks = Checks(skip, override)
         downloader = Downloader(
             self.work / "downloads", self.checks, args.mirrors, retries=args.retries
         )
-        self.sources = Sources(args.from_dir, self.work, downloader)
+        self.sources = Sources(args.from_dir, self.work, downloader, data.optional)
 
     def expect(self, what: str, got: Any, expected: Any) -> None:
         """Compare with a documented figure: an error for the documented files, else a warning."""
@@ -134,7 +129,13 @@ class Run:
     def say(self, message: str) -> None:
         print(f"| {message}", flush=True)
 
-    def prepare(self, data: DataSet) -> None:
+    def stage(self, name: str, key: Result, build: Callable[[Path], Result]) -> tuple[Path, Result]:
+        """A folder of intermediate files, which an interrupted run need not make again, and its
+        result."""
+        folder = self.work / "stages" / name
+        return folder, build_folder(folder, key, build, self.args.force)[0]
+
+    def prepare(self) -> None:
         """Create --out, unless it was already built from the same files and options.
 
         With --from the files themselves are compared. Without it the options are compared, which
@@ -143,34 +144,26 @@ class Run:
         """
 
         def build(folder: Path) -> Result:
-            result = data.build(self, folder)
+            result: Result = {"report": self.data.build(self, folder)}
             if self.args.from_dir is None:
-                result["inputs"] = self.checks.hashes(self.sources.used.values())
+                result["inputs"] = hash_files(self.sources.used.values())
             return result
 
-        options = data.options(self)
+        options = self.data.options(self)
         check_replaceable(self.out)
-        key: Result = {"dataset": self.name, "options": {**options, **self._checksum_options()}}
+        override = {name: digest.best() for name, digest in self.checks.override.items()}
+        options.update(no_checksum=sorted(self.checks.skip), checksums=override)
+        key: Result = {"dataset": self.name, "options": options}
         if self.args.from_dir is not None:
-            self.sources.local(data.files(self))
-            key["inputs"] = self.checks.hashes(self.sources.used.values())
-        result = None if self.args.force else is_current(self.out, key)
-        state, lines = "up to date, nothing to do", None
-        # The stamp of another version may lack what the report names: then it is made again.
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-            lines = None if result is None else data.report(result)
-        if lines is None:
-            lines = data.report(build_folder(self.out, key, build, force=True))
-            state = "done"
+            self.sources.local(self.data.files(self))
+            key["inputs"] = hash_files(self.sources.used.values())
+        result, built = build_folder(self.out, key, build, self.args.force)
         if not self.args.keep:
             for name in ("extracted", "stages"):
                 shutil.rmtree(self.work / name, ignore_errors=True)
-        for line in [*lines, f"{self.args.out}: {state}"]:
+        state = "done" if built else "up to date, nothing to do"
+        for line in [*result.get("report", []), f"{self.args.out}: {state}"]:
             self.say(line)
-
-    def _checksum_options(self) -> Result:
-        override = {name: digest.best() for name, digest in self.checks.override.items()}
-        return {"no_checksum": sorted(self.checks.skip), "checksums": override}
 
 
 @contextlib.contextmanager
@@ -200,9 +193,9 @@ def run_main(name: str, data: DataSet, argv: Sequence[str] | None = None) -> int
     try:
         signal.signal(signal.SIGTERM, _terminate)
         require_fairseq()
-        run = Run(name, args)
+        run = Run(name, data, args)
         with _locked(run):
-            run.prepare(data)
+            run.prepare()
     except (PrepareError, RunsError, OSError) as error:
         text = " ".join(str(error).split())
         print(f"{parser.prog}: error: {text}", file=sys.stderr)

@@ -35,12 +35,12 @@ def is_current(folder: Path, key: Mapping[str, Any]) -> Result | None:
 
 def build_folder(
     folder: Path, key: Mapping[str, Any], build: Callable[[Path], Result], force: bool = False
-) -> Result:
-    """Return the result of `build(temporary folder)`, from the stamp if the key is unchanged. The
-    temporary folder has a subfolder `scratch`, which is removed."""
+) -> tuple[Result, bool]:
+    """The result of `build(temporary folder)`, or that of the stamp if the key is unchanged, and
+    whether it was built. The temporary folder has a subfolder `scratch`, which is removed."""
     result = None if force else is_current(folder, key)
     if result is not None:
-        return result
+        return result, False
     check_replaceable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.partial")
@@ -68,7 +68,7 @@ def build_folder(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
-    return result
+    return result, True
 
 
 def check_replaceable(folder: Path) -> None:

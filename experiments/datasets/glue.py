@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Iterator, Sequence
+from typing import Any, ClassVar
 
 from experiments.datasets import pieces
 from experiments.datasets.binarize import dictionary_size, preprocess_parts, write_dictionary
-from experiments.datasets.cli import Result, Run
-from experiments.datasets.rows import Columns, Labels, read_rows
+from experiments.datasets.cli import Run
+from experiments.datasets.rows import SPLITS, Columns, Labels, Row, Split, read_rows
 from experiments.datasets.sources import RequiredFile, required
-from experiments.datasets.text import CHUNK
-
-SPLITS = ("train", "valid", "test")
+from experiments.datasets.text import chunked, ordered_map
 
 
-def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
-    for start in range(0, len(texts), CHUNK):
-        yield list(texts[start : start + CHUNK])
-
-
-def _write(path: Path, lines: Sequence[str]) -> None:
-    path.write_bytes("".join(line + "\n" for line in lines).encode("utf-8"))
+def _encode_rows(encoder: Any, rows: list[Row]) -> list[Row]:
+    return [row._replace(texts=tuple(pieces.encode_lines(encoder, row.texts))) for row in rows]
 
 
 def _columns(label: int, *texts: int, header: bool = True, chinese: bool = False) -> Columns:
@@ -55,44 +48,32 @@ class LabelledSet(pieces.PieceSet):
     def classes(self) -> Labels:
         return Labels({**{name: name for name in self.labels}, **dict(self.spellings)})
 
-    def build(self, run: Run, folder: Path) -> Result:
+    def build(self, run: Run, folder: Path) -> list[str]:
         paths = dict(zip(SPLITS, run.sources.obtain(self.files(run)).values()))
-        vocab, _ = self.start(run, folder)
-        scratch = folder / "scratch"
-        write_dictionary(scratch / "labels.txt", self.labels)
-        sides = len(self.columns.texts)
-        counts: Result = {}
-        for split, path in paths.items():
-            rows = list(read_rows(path, self.columns_of(split)))
-            labels = [self.classes().find(row.label, path, row.line) for row in rows]
-            run.expect(f"{split} rows", len(rows), self.rows[SPLITS.index(split)])
-            _write(scratch / f"{split}.label", labels)
-            length = 0
-            for side in range(sides):
-                chunks = _chunks([row.texts[side] for row in rows])
-                encoded = pieces.encode_chunks(vocab, not run.args.cased, chunks, run.workers)
-                lines = [line for chunk in encoded for line in chunk]
-                _write(scratch / f"{split}.input{side}", lines)
-                length += sum(len(line.split()) for line in lines)
-            share = {label: labels.count(label) for label in self.labels}
-            counts[split] = {"rows": len(rows), "pieces": length, "labels": share}
-        dictionaries = {f"input{side}": scratch / "dict.txt" for side in range(sides)}
-        dictionaries["label"] = scratch / "labels.txt"
-        preprocess_parts(folder, dictionaries, list(paths), run.workers)
-        entries = dictionary_size(folder / "input0" / "dict.txt")
-        return {"counts": counts, "dictionary": entries, "sides": sides}
-
-    def report(self, result: Result) -> list[str]:
-        lines = []
-        for split, counts in result["counts"].items():
-            most = max(counts["labels"].values()) / counts["rows"]
-            mean = counts["pieces"] / counts["rows"]
-            labels = ", ".join(f"{n:,} {label}" for label, n in counts["labels"].items())
-            lines.append(
-                f"{split}: {counts['rows']:,} rows of {mean:.1f} pieces on average ({labels}); "
+        vocab, scratch = self.start(run, folder), folder / "scratch"
+        classes, report = self.classes(), []
+        for (split, path), documented in zip(paths.items(), self.rows):
+            with Split(scratch, split, len(self.columns.texts)) as found:
+                for rows in ordered_map(
+                    _encode_rows, chunked(read_rows(path, self.columns_of(split))), run.workers,
+                    pieces.load, vocab, not run.args.cased,
+                ):  # fmt: skip
+                    for row in rows:
+                        found.add(row.texts, classes.find(row, path))
+            run.expect(f"{split} rows", found.rows, documented)
+            labels = ", ".join(f"{found.labels[label]:,} {label}" for label in self.labels)
+            most = max(found.labels.values()) / found.rows
+            mean = f"{found.length / found.rows:.1f} pieces on average"
+            report.append(
+                f"{split}: {found.rows:,} rows of {mean} ({labels}); "
                 f"the most frequent label is right for {100 * most:.1f} %"
             )
-        return [*lines, f"{result['dictionary'] + 1:,} rows of the embedding, with <mask>"]
+        write_dictionary(scratch / "labels.txt", self.labels)
+        dictionaries = dict.fromkeys(found.parts, scratch / "dict.txt")
+        dictionaries["label"] = scratch / "labels.txt"
+        preprocess_parts(folder, dictionaries, list(paths), run.workers)
+        rows_of_table = dictionary_size(folder / "input0" / "dict.txt") + 1
+        return [*report, f"{rows_of_table:,} rows of the embedding, with <mask>"]
 
 
 _ENTAILMENT = ("contradiction", "neutral", "entailment")

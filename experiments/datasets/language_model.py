@@ -14,6 +14,7 @@ from experiments.datasets import PrepareError
 from experiments.datasets.binarize import dictionary_size, preprocess
 from experiments.datasets.cli import DataSet, Result, Run
 from experiments.datasets.sources import RequiredFile, required
+from experiments.datasets.text import read_lines
 
 SPLITS = ("train", "valid", "test")
 
@@ -21,18 +22,14 @@ SPLITS = ("train", "valid", "test")
 def count(path: Path, vocabulary: set[str], grow: bool) -> tuple[int, int, int]:
     """(lines, tokens with end-of-line, tokens outside the vocabulary); `grow` adds them to it."""
     lines = tokens = unknown = 0
-    with open(path, encoding="utf-8", newline="\n") as stream:
-        try:
-            for line in stream:
-                words = line.split()
-                lines += 1
-                tokens += len(words) + 1
-                if grow:
-                    vocabulary.update(words)
-                else:
-                    unknown += sum(word not in vocabulary for word in words)
-        except UnicodeDecodeError as error:
-            raise PrepareError(f"{path}: not UTF-8 text ({error})") from error
+    for line in read_lines(path):
+        words = line.split()
+        lines += 1
+        tokens += len(words) + 1
+        if grow:
+            vocabulary.update(words)
+        else:
+            unknown += sum(word not in vocabulary for word in words)
     if not lines:
         raise PrepareError(f"{path}: is empty")
     return lines, tokens, unknown
@@ -43,6 +40,7 @@ class TextSet(DataSet):
     """A language-model data set: its files, {} stands for the split, and its documented counts."""
 
     description: ClassVar[str] = "{}: download, check, fairseq-preprocess."
+    optional: ClassVar[str] = "--splits"
     title: str
     name: str
     lines: dict[str, int]
@@ -64,31 +62,20 @@ class TextSet(DataSet):
         return {"splits": [split for split in SPLITS if split in chosen]}
 
     def files(self, run: Run) -> list[RequiredFile]:
-        found = {split: self._file(run, split) for split in self.options(run)["splits"]}
-        missing = [s for s, item in found.items() if run.sources.locate(item) is None]
-        if missing:
-            names = ", ".join(found[split].name for split in missing)
-            message = f"--from {run.args.from_dir}: missing split {','.join(missing)} (no {names})"
-            rest = [split for split in found if split not in missing]
-            if "train" in rest:
-                message += f"; add it, or pass --splits {','.join(rest)} to leave it out"
-            raise PrepareError(message)
-        return list(found.values())
-
-    def _file(self, run: Run, split: str) -> RequiredFile:
-        return required(run.name, self.name.format(split))
-
-    def build(self, run: Run, folder: Path) -> Result:
         splits = self.options(run)["splits"]
-        files = run.sources.obtain([self._file(run, split) for split in splits])
-        paths = dict(zip(splits, files.values()))
+        return [required(run.name, self.name.format(split)) for split in splits]
+
+    def build(self, run: Run, folder: Path) -> list[str]:
+        splits = self.options(run)["splits"]
+        paths = dict(zip(splits, run.sources.obtain(self.files(run)).values()))
         vocabulary: set[str] = set()
-        counts: dict[str, list[int]] = {}
+        report = []
         for split, path in paths.items():
             lines, tokens, unknown = count(path, vocabulary, grow=split == "train")
             run.expect(f"{split} lines", lines, self.lines[split])
             run.expect(f"{split} tokens with end-of-line", tokens, self.tokens[split])
-            counts[split] = [lines, tokens, unknown]
+            words = f"{tokens:,} tokens with end-of-line, {unknown:,} unknown"
+            report.append(f"{split}: {lines:,} lines, {words}")
         # Types as the papers count them: words, <unk> and end-of-line.
         types = len(vocabulary | {"<unk>"}) + 1
         run.expect("types with <unk> and end-of-line", types, self.types)
@@ -100,17 +87,8 @@ class TextSet(DataSet):
         entries = dictionary_size(folder / "dict.txt")
         if entries != types + 2:  # the paper does not count fairseq's <s> and <pad>
             raise PrepareError(f"{folder / 'dict.txt'}: {entries} entries, expected {types + 2}")
-        return {"counts": counts, "types": types, "dictionary": entries}
-
-    def report(self, result: Result) -> list[str]:
-        lines = []
-        for split in SPLITS:
-            if split in result["counts"]:
-                n, tokens, unknown = result["counts"][split]
-                words = f"{tokens:,} tokens with end-of-line, {unknown:,} unknown"
-                lines.append(f"{split}: {n:,} lines, {words}")
-        entries = f"{result['dictionary']:,} dictionary entries in fairseq"
-        return [*lines, f"{result['types']:,} types with <unk> and end-of-line; {entries}"]
+        entries_line = f"{entries:,} dictionary entries in fairseq"
+        return [*report, f"{types:,} types with <unk> and end-of-line; {entries_line}"]
 
 
 SETS = {

@@ -10,14 +10,15 @@ import io
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import Any, Iterable, NamedTuple
 
 import sentencepiece as spm
 
 from experiments.datasets import PrepareError
 from experiments.datasets.binarize import write_dictionary
+from experiments.datasets.checksums import hash_file
 from experiments.datasets.cli import DataSet, Result, Run
-from experiments.datasets.text import clean, ordered_map, worker_pool
+from experiments.datasets.text import clean, read_lines, read_text, worker_pool
 
 VOCAB = "vocab.txt"
 MODEL = "spm.model"
@@ -37,11 +38,7 @@ class Piece(NamedTuple):
 
 def read_vocabulary(path: Path) -> list[str]:
     """The lines of a vocab.txt, which must have BERT's five specials."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PrepareError(f"{path}: not UTF-8 text ({error})") from error
-    pieces = [line.rstrip("\r") for line in text.split("\n")]
+    pieces = [line.rstrip("\r") for line in read_text(path).split("\n")]
     while pieces and not pieces[-1]:
         pieces.pop()
     missing = [name for name in SPECIALS if name not in pieces]
@@ -136,19 +133,12 @@ def load(path: Path, lower: bool = True) -> Any:
     return WordPiece(read_vocabulary(path), lower)
 
 
-def _lines(paths: list[Path]) -> Iterator[str]:
-    for path in paths:
-        with open(path, encoding="utf-8", newline="\n") as stream:
-            for line in stream:
-                yield line.rstrip("\n")
-
-
 def _train(paths: list[Path], size: int, kind: str, coverage: float) -> bytes:
     model = io.BytesIO()
     # Text and model are passed in memory: file names would be written into the model, so two
     # runs in different folders would differ.
     spm.SentencePieceTrainer.train(
-        sentence_iterator=_lines(paths),
+        sentence_iterator=(line.rstrip("\n") for path in paths for line in read_lines(path)),
         model_writer=model,
         vocab_size=size,
         model_type=kind,
@@ -174,8 +164,6 @@ def train_sentencepiece(
 ) -> None:
     """Train a model of exactly `size` pieces (the four specials among them) and write it; `flag`
     is the one that gave the size."""
-    if size < 16:
-        raise PrepareError(f"{flag} {size}: must be at least 16")
     # In its own process, so that its memory is freed before the next step.
     with worker_pool(1) as pool:
         try:
@@ -191,21 +179,6 @@ def train_sentencepiece(
     model.write_bytes(data)
 
 
-def keep(path: Path, folder: Path) -> Path:
-    """Copy the vocabulary into the prepared folder, where later steps find it."""
-    target = folder / (MODEL if path.suffix == ".model" else VOCAB)
-    shutil.copyfile(path, target)
-    return target
-
-
-_encoder: Any = None
-
-
-def _start(path: str, lower: bool) -> None:
-    global _encoder
-    _encoder = load(Path(path), lower)
-
-
 def encode_line(encoder: Any, text: str) -> list[str]:
     """The pieces of a line; the word <unk>, which WikiText has, is one unknown piece."""
     if "<unk>" not in text:
@@ -217,15 +190,9 @@ def encode_line(encoder: Any, text: str) -> list[str]:
     return out
 
 
-def _encode_chunk(lines: list[str]) -> list[str]:
-    return [" ".join(encode_line(_encoder, clean(line))) for line in lines]
-
-
-def encode_chunks(
-    path: Path, lower: bool, chunks: Iterable[list[str]], workers: int
-) -> Iterator[list[str]]:
-    """Lines of pieces, chunk by chunk and in order, on all cores."""
-    yield from ordered_map(_encode_chunk, chunks, workers, _start, (str(path), lower))
+def encode_lines(encoder: Any, lines: Iterable[str]) -> list[str]:
+    """Lines of text as lines of pieces."""
+    return [" ".join(encode_line(encoder, clean(line))) for line in lines]
 
 
 class PieceSet(DataSet):
@@ -240,18 +207,20 @@ class PieceSet(DataSet):
                             )  # fmt: skip
 
     def options(self, run: Run) -> Result:
-        vocab = self.vocab(run)
+        vocab = self.vocab(run, Path())
         load(vocab)  # its errors show before the text is read
-        return {"vocab": run.checks.hash(vocab), "cased": run.args.cased}
+        return {"vocab": hash_file(vocab), "cased": run.args.cased}
 
-    def vocab(self, run: Run) -> Path:
+    def vocab(self, run: Run, scratch: Path) -> Path:
         """The file of --vocab."""
         model = PREPARED / MODEL
         return Path(run.args.vocab or (model if model.is_file() else PREPARED / VOCAB))
 
-    def start(self, run: Run, folder: Path) -> tuple[Path, Any]:
-        """Keep the vocabulary and write fairseq's dictionary of it to scratch/dict.txt."""
-        vocab = keep(self.vocab(run), folder)
-        encoder = load(vocab, not run.args.cased)
-        write_dictionary(folder / "scratch" / "dict.txt", encoder.words)
-        return vocab, encoder
+    def start(self, run: Run, folder: Path) -> Path:
+        """Copy the vocabulary to the prepared folder, where later steps find it, and write its
+        dictionary to scratch/dict.txt; the copy."""
+        vocab = self.vocab(run, folder / "scratch")
+        kept = folder / (MODEL if vocab.suffix == ".model" else VOCAB)
+        shutil.copyfile(vocab, kept)
+        write_dictionary(folder / "scratch" / "dict.txt", load(kept).words)
+        return kept

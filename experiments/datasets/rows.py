@@ -1,4 +1,5 @@
-"""Rows of labelled texts in CSV and TSV files, read as a stream and checked, and their classes.
+"""Rows of labelled texts in CSV and TSV files, read as a stream and checked; their classes; and the
+lines that are written of them.
 
 Every problem is an error that names the file and the line.
 """
@@ -6,16 +7,18 @@ Every problem is an error that names the file and the line.
 from __future__ import annotations
 
 import csv
-import itertools
 import re
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
 from experiments.datasets import PrepareError
+from experiments.datasets.text import LineWriter, read_lines
 
+SPLITS = ("train", "valid", "test")
 _LARGEST_FIELD = 1 << 24  # characters; a quote that is never closed stops here
-_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # of every fairseq dictionary
 
 
 class Row(NamedTuple):
@@ -45,25 +48,15 @@ class Columns:
         return self.header and not any(name.isdecimal() for name in (self.label, *self.texts))
 
 
-def _lines(path: Path) -> Iterator[str]:
-    with open(path, "rb") as stream:  # binary files break lines at LF alone
-        for number, raw in enumerate(stream, start=1):
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise PrepareError(f"{path}, line {number}: not UTF-8 text ({error})") from error
-            yield line
-
-
 def _records(path: Path, tab: bool) -> Iterator[tuple[int, list[str]]]:
     """The fields of each row that has any, with the line where it ends."""
     if tab:
-        for number, line in enumerate(_lines(path), start=1):
+        for number, line in enumerate(read_lines(path), start=1):
             if line.strip("\r\n"):
                 yield number, line.rstrip("\r\n").split("\t")
         return
     old_limit = csv.field_size_limit(_LARGEST_FIELD)
-    reader = csv.reader(_lines(path), strict=True)
+    reader = csv.reader(read_lines(path), strict=True)
     try:
         for fields in reader:
             if fields:
@@ -87,36 +80,33 @@ def _place(name: str, names: Sequence[str], path: Path, columns: Columns) -> int
     return list(names).index(name)
 
 
+def _first(path: Path, records: Iterator[tuple[int, list[str]]]) -> tuple[int, list[str]]:
+    for record in records:
+        return record
+    raise PrepareError(f"{path}: is empty")
+
+
 def count_columns(path: Path, columns: Columns) -> int:
     """How many columns a row of this file has, by its first row."""
-    first = next(_records(path, columns.tab), None)
-    if first is None:
-        raise PrepareError(f"{path}: is empty")
-    return len(first[1])
+    return len(_first(path, _records(path, columns.tab))[1])
 
 
 def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """The texts of a file; PrepareError for whatever is not one."""
     records = _records(path, columns.tab)
-    first = next(records, None)
-    if first is None:
-        raise PrepareError(f"{path}: is empty")
-    label = _place(columns.label, first[1], path, columns)
-    texts = [_place(name, first[1], path, columns) for name in columns.texts]
-    count = columns.count or len(first[1])
-    if columns.ragged:
-        count = max(label, *texts) + 1
+    first = _first(path, records)
+    label, *texts = (
+        _place(name, first[1], path, columns) for name in (columns.label, *columns.texts)
+    )
+    count = max(label, *texts) + 1 if columns.ragged else columns.count or len(first[1])
     seen = False
-    for line, fields in itertools.chain([first], records):
-        skipped = columns.header and not seen and line == first[0]
+    for line, fields in records if columns.header else chain([first], records):
         if len(fields) < count or (len(fields) > count and not columns.ragged):
-            if skipped and columns.ragged:
-                continue
             least = "at least " if columns.ragged else ""
             raise PrepareError(
                 f"{path}, line {line}: {len(fields)} columns, expected {least}{count}"
             )
-        if skipped or (columns.only and fields[columns.only[0] - 1] != columns.only[1]):
+        if columns.only and fields[columns.only[0] - 1] != columns.only[1]:
             continue
         found = tuple(fields[i] for i in texts)
         if columns.escaped_newlines:
@@ -131,41 +121,57 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
 
 @dataclass
 class Labels:
-    """Classes by their names in the files. Without a list, the training rows give them."""
+    """Classes by their names in the files."""
 
     names: dict[str, str] = field(default_factory=dict)  # as stored -> as in the dictionary
-    listed: bool = True
     open: bool = False  # whether a row may still add one
 
-    def find(self, stored: str, path: Path, line: int) -> str:
+    def find(self, row: Row, path: Path) -> str:
         """The class of a row; PrepareError if there is no such class."""
-        if stored not in self.names:
-            if not self.open:
-                known = ", ".join(list(self.names)[:20])
-                raise PrepareError(
-                    f"{path}, line {line}: unknown label {stored!r}; the classes are {known}"
-                )
-            name = re.sub(r"\s+", "_", stored)  # a dictionary entry is a single token
-            if name in _SPECIAL:
-                raise PrepareError(
-                    f"{path}, line {line}: {name!r} cannot be a label, because fairseq's "
-                    "dictionaries use it themselves; rename it"
-                )
-            if name in self.names.values():
-                raise PrepareError(f"{path}, line {line}: two labels would be called {name!r}")
-            self.names[stored] = name
-        return self.names[stored]
+        if self.open:  # a dictionary entry is a single token
+            self.names.setdefault(row.label, re.sub(r"\s+", "_", row.label))
+        if row.label not in self.names:
+            known = ", ".join(list(self.names)[:20])
+            raise PrepareError(
+                f"{path}, line {row.line}: unknown label {row.label!r}; the classes are {known}"
+            )
+        return self.names[row.label]
 
     def close(self, path: Path) -> None:
-        """All training rows have been read."""
+        """All training rows have been read. Classes that they added are put into the order of
+        numbers, or of letters."""
+        if self.open:
+            numbers = all(re.fullmatch(r"-?\d{1,9}", stored) for stored in self.names)
+            order = sorted(self.names, key=lambda s: (int(s) if numbers else 0, s))
+            self.names = {stored: self.names[stored] for stored in order}
         self.open = False
         if len(self.names) < 2:
             raise PrepareError(f"{path}: all labels are equal; a classifier needs two classes")
 
-    def in_order(self) -> list[str]:
-        """Classes as listed; else numbers by their value, other labels by their letters."""
-        if self.listed:
-            return list(dict.fromkeys(self.names.values()))
-        numbers = all(re.fullmatch(r"-?\d{1,9}", stored) for stored in self.names)
-        order = sorted(self.names, key=lambda s: (int(s) if numbers else 0, s))
-        return [self.names[stored] for stored in order]
+
+class Split(LineWriter):
+    """Writes the rows of a split, FOLDER/SPLIT.input0, ... and FOLDER/SPLIT.label, and counts."""
+
+    def __init__(self, folder: Path, name: str, sides: int = 1) -> None:
+        self.parts = [*(f"input{side}" for side in range(sides)), "label"]
+        super().__init__(folder / name, self.parts)
+        self.labels: Counter[str] = Counter()
+        self.words: Counter[str] = Counter()
+        self.empty = 0
+
+    def add(self, texts: Sequence[str], label: str) -> None:
+        """Texts as words or pieces, separated by spaces."""
+        self.write(*texts, label)
+        self.labels[label] += 1
+        self.empty += not any(texts)
+        for text in texts:
+            self.words.update(text.split())
+
+    @property
+    def rows(self) -> int:
+        return sum(self.labels.values())
+
+    @property
+    def length(self) -> int:
+        """Words or pieces of all texts."""
+        return sum(self.words.values())

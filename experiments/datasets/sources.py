@@ -77,11 +77,14 @@ def required(data: str, name: str) -> RequiredFile:
 class Sources:
     """Finds wanted files in `folder` (--from), or downloads them under `work`."""
 
-    def __init__(self, folder: Path | None, work: Path, downloader: Downloader) -> None:
+    def __init__(
+        self, folder: Path | None, work: Path, downloader: Downloader, optional: str = ""
+    ) -> None:
         self.folder = folder
         self.work = work
         self.downloader = downloader
         self.checks = downloader.checks
+        self.optional = optional  # the flag that leaves out a part of the data set
         self.used: dict[str, Path] = {}  # by wanted file, the file or archive that it came from
         self._said: set[str] = set()
         if folder is not None and not folder.is_dir():
@@ -109,7 +112,8 @@ class Sources:
             archives = list(dict.fromkeys(route.name for route in routes))
             also = f" (nor {', '.join(archives)})" if archives else ""
             names = ", ".join(item.name for item in missing)
-            raise PrepareError(f"--from {self.folder}: no {names}{also}")
+            advice = f"; {self.optional} leaves out what you do not have" if self.optional else ""
+            raise PrepareError(f"--from {self.folder}: no {names}{also}{advice}")
         found = {}
         for item in wanted:
             place = found[item.name] = places[item.name] or (Path(), None)

@@ -3,40 +3,37 @@ and contexts, and the pieces that answer."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Dict, Iterator
+from typing import Any, ClassVar, Dict, List
 
 from experiments.datasets import PrepareError, pieces
 from experiments.datasets.binarize import dictionary_size, preprocess_parts
-from experiments.datasets.cli import Result, Run
+from experiments.datasets.cli import Run
 from experiments.datasets.sources import RequiredFile, required
-from experiments.datasets.text import ordered_map
+from experiments.datasets.text import LineWriter, chunked, ordered_map, read_text
 
 PARTS = ("question", "context")
 _PARAGRAPHS = 200  # in a chunk
-Encoded = Dict[str, str]  # a line for each file of a split
+Paragraphs = List[Dict[str, Any]]
 
 
-class BadQuestion(PrepareError):
-    """A question whose answers do not fit its context."""
-
-
-def read_paragraphs(path: Path) -> list[dict[str, Any]]:
-    """All paragraphs with their questions."""
+def read_paragraphs(path: Path) -> Paragraphs:
+    """All paragraphs with their questions, which have the fields that are read later."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
         paragraphs = [p for article in data["data"] for p in article["paragraphs"]]
         for paragraph in paragraphs:
-            if not isinstance(paragraph["context"], str):
-                raise TypeError("a context is not a string")
+            _check("a context", paragraph["context"], str)
             for item in paragraph["qas"]:
-                _check_question(item)
-    except UnicodeDecodeError as error:
-        raise PrepareError(f"{path}: not UTF-8 text ({error})") from error
+                for key in ("id", "question"):
+                    _check(f"question {item['id']!r}: {key!r}", item[key], str)
+                for answer in item.get("answers", []):
+                    _check(f"question {item['id']!r}: 'text'", answer["text"], str)
+                    _check(f"question {item['id']!r}: 'answer_start'", answer["answer_start"], int)
     except json.JSONDecodeError as error:
         raise PrepareError(f"{path}: not JSON ({error})") from error
     except (KeyError, TypeError, AttributeError) as error:
@@ -45,18 +42,9 @@ def read_paragraphs(path: Path) -> list[dict[str, Any]]:
     return paragraphs
 
 
-def _check_question(item: dict[str, Any]) -> None:
-    """The fields that are read later, with their types."""
-    name = item["id"]
-    for key in ("id", "question"):
-        if not isinstance(item[key], str):
-            raise TypeError(f"question {name!r}: {key!r} is not a string")
-    for answer in item.get("answers", []):
-        if not isinstance(answer["text"], str):
-            raise TypeError(f"question {name!r}: an answer's 'text' is not a string")
-        start = answer["answer_start"]
-        if not isinstance(start, int) or isinstance(start, bool):
-            raise TypeError(f"question {name!r}: an 'answer_start' is not a whole number")
+def _check(name: str, value: Any, kind: type) -> None:
+    if type(value) is not kind:  # a bool is no number
+        raise TypeError(f"{name} is not of type {kind.__name__}")
 
 
 def find_pieces(places: list[pieces.Piece], start: int, end: int) -> tuple[int, int] | None:
@@ -67,41 +55,32 @@ def find_pieces(places: list[pieces.Piece], start: int, end: int) -> tuple[int, 
 
 
 def answer_span(
-    context: str, places: list[pieces.Piece], item: dict[str, Any], unanswerable: bool
+    context: str, places: list[pieces.Piece], name: str, answers: Paragraphs, unanswerable: bool
 ) -> tuple[int, int]:
     """The pieces of a question's first answer, or (-1, -1) if it has none."""
-    answers = [] if item.get("is_impossible") else item.get("answers", [])
-    if not answers:
-        if not unanswerable:
-            raise BadQuestion(
-                f"question {item['id']} has no answer; questions without one are in SQuAD 2.0: "
-                "scripts/prepare.sh squad2"
-            )
-        return -1, -1
+    if not answers and not unanswerable:
+        raise PrepareError(
+            f"{name} has no answer; questions without one are in SQuAD 2.0: scripts/prepare.sh "
+            "squad2"
+        )
+    spans = []
     for answer in answers:
         text, start = answer["text"], answer["answer_start"]
         if not text.strip() or context[start : start + len(text)] != text:
-            raise BadQuestion(
-                f"question {item['id']}: its context does not have the answer {text!r} at "
-                f"character {start}"
+            raise PrepareError(
+                f"{name}: its context does not have the answer {text!r} at character {start}"
             )
-    text, start = answers[0]["text"], answers[0]["answer_start"]
-    span = find_pieces(places, start, start + len(text))
+        spans.append(find_pieces(places, start, start + len(text)))
+    span = spans[0] if spans else (-1, -1)
     if span is None:
-        raise BadQuestion(f"question {item['id']}: the answer {text!r} has no pieces")
+        raise PrepareError(f"{name}: the answer {answers[0]['text']!r} has no pieces")
     return span
 
 
-_state: tuple[Any, bool] = (None, False)
-
-
-def _start(vocab: str, lower: bool, unanswerable: bool) -> None:
-    global _state
-    _state = pieces.load(Path(vocab), lower), unanswerable
-
-
-def _encode_paragraphs(paragraphs: list[dict[str, Any]]) -> list[Encoded]:
-    encoder, unanswerable = _state
+def _encode_paragraphs(
+    encoder: Any, paragraphs: Paragraphs, path: Path, unanswerable: bool
+) -> list[tuple[str, str, str, str]]:
+    """Question, context, answer and example of each question: a line for each file of a split."""
     lines = []
     for paragraph in paragraphs:
         context = paragraph["context"]
@@ -109,28 +88,15 @@ def _encode_paragraphs(paragraphs: list[dict[str, Any]]) -> list[Encoded]:
         words = " ".join(place.piece for place in places)
         offsets = [[place.start, place.end] for place in places]
         for item in paragraph["qas"]:
-            span = answer_span(context, places, item, unanswerable)
-            impossible = item.get("is_impossible", False)
-            example = {
-                "id": item["id"],
-                "context": context,
-                "offsets": offsets,
-                "answers": [] if impossible else [a["text"] for a in item.get("answers", [])],
-            }
-            lines.append(
-                {
-                    "question": " ".join(encoder.encode(item["question"])),
-                    "context": words,
-                    "spans": f"{span[0]} {span[1]}",
-                    "examples": json.dumps(example, ensure_ascii=False),
-                }
-            )
+            answers = [] if item.get("is_impossible") else item.get("answers", [])
+            name = f"{path}: question {item['id']}"
+            span = answer_span(context, places, name, answers, unanswerable)
+            texts = [answer["text"] for answer in answers]
+            example = {"id": item["id"], "context": context, "offsets": offsets, "answers": texts}
+            question = " ".join(encoder.encode(item["question"]))
+            found = json.dumps(example, ensure_ascii=False)
+            lines.append((question, words, f"{span[0]} {span[1]}", found))
     return lines
-
-
-def _chunks(paragraphs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    for start in range(0, len(paragraphs), _PARAGRAPHS):
-        yield paragraphs[start : start + _PARAGRAPHS]
 
 
 @dataclass(frozen=True)
@@ -146,53 +112,34 @@ class QuestionSet(pieces.PieceSet):
         version = self.title.split()[1]
         return [required(run.name, f"{split}-v{version}.json") for split in ("train", "dev")]
 
-    def build(self, run: Run, folder: Path) -> Result:
-        paths = list(run.sources.obtain(self.files(run)).values())
-        vocab, _ = self.start(run, folder)
-        scratch = folder / "scratch"
-        counts: Result = {}
+    def build(self, run: Run, folder: Path) -> list[str]:
+        paths = run.sources.obtain(self.files(run)).values()
+        vocab, scratch = self.start(run, folder), folder / "scratch"
+        report = []
         for split, path, documented in zip(("train", "valid"), paths, self.questions):
-            outputs = {part: scratch / f"{split}.{part}" for part in PARTS}
-            outputs["spans"] = folder / f"{split}.spans"
-            if split != "train":  # what predictions need
-                outputs["examples"] = folder / f"{split}.examples.jsonl"
-            counts[split] = self._encode_split(run, vocab, path, outputs)
-            run.expect(f"{split} questions", counts[split]["questions"], documented)
-        dictionaries = dict.fromkeys(PARTS, scratch / "dict.txt")
-        preprocess_parts(folder, dictionaries, list(counts), run.workers)
-        return {"counts": counts, "dictionary": dictionary_size(folder / "question" / "dict.txt")}
-
-    def _encode_split(
-        self, run: Run, vocab: Path, path: Path, outputs: dict[str, Path]
-    ) -> dict[str, int]:
-        """Write the lines of a split; `outputs` are paths by the names in `Encoded`."""
-        counts = {"questions": 0, "answered": 0}
-        setting = (str(vocab), not run.args.cased, self.unanswerable)
-        chunks = _chunks(read_paragraphs(path))
-        with contextlib.ExitStack() as files:
-            streams = {
-                name: files.enter_context(open(target, "w", encoding="utf-8", newline="\n"))
-                for name, target in outputs.items()
-            }
-            try:
-                for lines in ordered_map(_encode_paragraphs, chunks, run.workers, _start, setting):
+            encode = partial(_encode_paragraphs, path=path, unanswerable=self.unanswerable)
+            chunks = chunked(read_paragraphs(path), _PARAGRAPHS)
+            # Examples are what predictions need.
+            kept = ("spans", "examples.jsonl") if split != "train" else ("spans",)
+            questions = answered = 0
+            with LineWriter(scratch / split, (*PARTS, *kept)) as writer:
+                for lines in ordered_map(
+                    encode, chunks, run.workers, pieces.load, vocab, not run.args.cased
+                ):
                     for line in lines:
-                        counts["questions"] += 1
-                        counts["answered"] += not line["spans"].startswith("-")
-                        for name, stream in streams.items():
-                            stream.write(line[name] + "\n")
-            except BadQuestion as error:
-                raise PrepareError(f"{path}: {error}") from error
-        if not counts["questions"]:
-            raise PrepareError(f"{path}: no questions in it")
-        return counts
-
-    def report(self, result: Result) -> list[str]:
-        lines = [
-            f"{split}: {counts['questions']:,} questions, {counts['answered']:,} with an answer"
-            for split, counts in result["counts"].items()
-        ]
-        return [*lines, f"{result['dictionary'] + 1:,} rows of the embedding, with <mask>"]
+                        writer.write(*line)
+                        questions += 1
+                        answered += not line[2].startswith("-")
+            if not questions:
+                raise PrepareError(f"{path}: no questions in it")
+            run.expect(f"{split} questions", questions, documented)
+            report.append(f"{split}: {questions:,} questions, {answered:,} with an answer")
+            for ending in kept:
+                (scratch / f"{split}.{ending}").rename(folder / f"{split}.{ending}")
+        dictionaries = dict.fromkeys(PARTS, scratch / "dict.txt")
+        preprocess_parts(folder, dictionaries, ("train", "valid"), run.workers)
+        rows = dictionary_size(folder / "question" / "dict.txt") + 1
+        return [*report, f"{rows:,} rows of the embedding, with <mask>"]
 
 
 SETS = {

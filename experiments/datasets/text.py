@@ -1,18 +1,22 @@
-"""Streaming text: cleaning lines, reading parallel files in chunks, mapping over processes.
+"""Streams of text: lines of files, chunks of lines, and several processes that work on chunks.
 
-Only a few chunks of text are in memory at a time.
+Only a few chunks are in memory at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import re
 import signal
+import zlib
 from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Sequence, TypeVar
+from typing import IO, Any, Callable, Iterable, Iterator, Sequence, TypeVar
 
 from experiments.datasets import PrepareError
 
@@ -33,22 +37,65 @@ def clean(line: str) -> str:
     return " ".join(_CONTROL.sub("", line).split())
 
 
-def _start_worker(initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
+@contextlib.contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """The content of a plain or gzipped file; PrepareError if it ends too early."""
+    with open(path, "rb") as disk:
+        packed = disk.read(2) == b"\x1f\x8b"
+        disk.seek(0)
+        try:
+            yield gzip.GzipFile(fileobj=disk) if packed else disk  # type: ignore[misc]
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise PrepareError(f"{path}: cut short or damaged ({error})") from error
+
+
+def read_text(path: Path) -> str:
+    """A small file, with its line breaks as they are."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PrepareError(f"{path}: not UTF-8 text ({error})") from error
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines of a plain or gzipped file, split at line feeds alone, which they keep."""
+    with open_bytes(path) as stream:
+        for number, raw in enumerate(stream, start=1):
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise PrepareError(f"{path}, line {number}: not UTF-8 text ({error})") from error
+            yield line
+
+
+def chunked(items: Iterable[_Item], size: int = CHUNK) -> Iterator[list[_Item]]:
+    """Lists of `size` items; the last one may be shorter."""
+    stream = iter(items)
+    return iter(lambda: list(islice(stream, size)), [])
+
+
+_function: Any = None  # of a worker process
+
+
+def _start_worker(function: Any, load: Any, arguments: tuple[Any, ...]) -> None:
     # Ctrl-C reaches the whole process group, but only the parent should report it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if initializer is not None:
-        initializer(*initargs)
+    global _function
+    _function = function if load is None else partial(function, load(*arguments))
+
+
+def _work(item: Any) -> Any:
+    return _function(item)
 
 
 @contextlib.contextmanager
 def worker_pool(
-    workers: int,
-    initializer: Callable[..., None] | None = None,
-    initargs: tuple[Any, ...] = (),
+    workers: int, function: Any = None, load: Any = None, arguments: tuple[Any, ...] = ()
 ) -> Iterator[ProcessPoolExecutor]:
     """Processes that are stopped immediately if the parent is interrupted or fails."""
-    pool = ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(initializer, initargs))
+    setup = (function, load, arguments)
+    pool = ProcessPoolExecutor(workers, initializer=_start_worker, initargs=setup)
     try:
         yield pool
     except BaseException as error:
@@ -65,22 +112,21 @@ def worker_pool(
 
 
 def ordered_map(
-    function: Callable[[_Item], _Out],
-    items: Iterable[_Item],
+    function: Callable[..., _Out],
+    items: Iterable[Any],
     workers: int,
-    initializer: Callable[..., None] | None = None,
-    initargs: tuple[Any, ...] = (),
+    load: Callable[..., Any] | None = None,
+    *arguments: Any,
 ) -> Iterator[_Out]:
-    """map() over processes, results in order, with only a few items read ahead."""
+    """map() over processes, results in order, with only a few items read ahead. `load(*arguments)`
+    is called once in each process, and what it returns comes before the item."""
     if workers <= 1:
-        if initializer is not None:
-            initializer(*initargs)
-        yield from map(function, items)
+        yield from map(function if load is None else partial(function, load(*arguments)), items)
         return
-    with worker_pool(workers, initializer, initargs) as pool:
+    with worker_pool(workers, function, load, arguments) as pool:
         waiting: deque[Future[_Out]] = deque()
         for item in items:
-            waiting.append(pool.submit(function, item))
+            waiting.append(pool.submit(_work, item))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         while waiting:

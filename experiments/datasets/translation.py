@@ -1,218 +1,364 @@
-"""Translation sets of a few files: Multi30k English-German and IWSLT'15 English-Vietnamese."""
+"""English-German translation, Multi30k and WMT19: corpora, cleaning, joint SentencePiece pieces."""
 
 from __future__ import annotations
 
 import argparse
+import html
+import random
 import shutil
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Iterator, NamedTuple
 
-from experiments.datasets import PrepareError, pairs
-from experiments.datasets.binarize import dictionary_size, preprocess, write_dictionary
-from experiments.datasets.cli import DataSet, Result, Run
-from experiments.datasets.detokenize import detokenize
-from experiments.datasets.pieces import SentencePieces, train_sentencepiece
-from experiments.datasets.sources import RequiredFile, required
-from experiments.datasets.text import LineWriter, clean
+from experiments.datasets import PrepareError
+from experiments.datasets.binarize import dictionary_size, preprocess_shards, write_dictionary
+from experiments.datasets.checksums import hash_files
+from experiments.datasets.cli import DataSet, Run
+from experiments.datasets.download import progress
+from experiments.datasets.folders import Result
+from experiments.datasets.parallel import (
+    LANGUAGES,
+    clean_chunk,
+    encode,
+    parallel_lines,
+    read_tasks,
+    read_test_set,
+)
+from experiments.datasets.pieces import MODEL, SentencePieces, train_sentencepiece
+from experiments.datasets.sources import Choice, RequiredFile, required
+from experiments.datasets.text import LineWriter, ordered_map
 
-MULTI30K_LINES = {"train": 29000, "val": 1014, "test_2016_flickr": 1000}
-LANGUAGES = ("en", "vi")  # of IWSLT'15
-SPLITS = {"train": "train", "valid": "tst2012", "test": "tst2013"}  # fairseq's name -> the set's
-LINES = {"train": 133317, "valid": 1553, "test": 1268}
-SPECIALS = ["<unk>", "<s>", "</s>"]  # the first three lines of each vocabulary
-VOCABULARY = {"en": 17191, "vi": 7709}  # including those three
+
+class Stage(NamedTuple):
+    """A cleaned corpus: text.en and text.de in its folder, what it was made of, and its counts."""
+
+    folder: Path
+    key: Result
+    counts: Result
 
 
-class Multi30k(DataSet):
-    """Captions of task 1: raw text, joint SentencePiece, raw references."""
+def text_lines(folders: list[Path]) -> Iterator[tuple[bytes, bytes]]:
+    """The lines of cleaned corpora, English and German."""
+    for folder in folders:
+        yield from parallel_lines([folder / f"text.{language}" for language in LANGUAGES])
 
-    title = "Multi30k English-German"
-    description = ("{}: download, SentencePiece, fairseq-preprocess; raw references are kept in "
-                   "OUT/raw.")  # fmt: skip
+
+def write_sample(folders: list[Path], total: int, size: int, seed: int, path: Path) -> int:
+    """Exactly `size` pairs, each equally likely, in one pass and always the same for a seed."""
+    rng = random.Random(seed)
+    left, taken = total, 0
+    with open(path, "wb") as out:
+        for pair in text_lines(folders):
+            if left * rng.random() < size - taken:
+                out.writelines(pair)
+                taken += 1
+            left -= 1
+    return taken
+
+
+def _dropped(counts: Result) -> str:
+    reasons = [f"{n:,} {why}" for why, n in counts.items() if why not in ("read", "kept")]
+    return f"; dropped: {', '.join(sorted(reasons))}" if reasons else ""
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+@dataclass(frozen=True)
+class EnglishGerman(DataSet):
+    """Corpora that are cleaned, encoded as joint pieces and filtered; test sets as they are."""
+
+    description: ClassVar[str] = ("{}: download, clean, SentencePiece, fairseq-preprocess; raw "
+                                  "references are kept in OUT/raw.")  # fmt: skip
+    title: str
+    # The forms of each corpus, tried in order: one file, or two that are side by side.
+    corpora: dict[str, list[str]]
+    test_files: tuple[str, str]  # {} stands for the name of the test set
+    lines: dict[str, int]  # documented, of corpora and test sets
+    pairs: int  # documented, without empty and malformed ones
+    pieces: int
+    coverage: float = 1.0  # of the characters by the pieces
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--vocab-size", type=int, default=8000, metavar="N",
+        add("--vocab-size", type=int, default=self.pieces, metavar="N",
             help="joint pieces, specials among them (default: %(default)s)")  # fmt: skip
         add("--spm-type", choices=("bpe", "unigram"), default="bpe", help="(default: %(default)s)")
-        add("--test-sets", default="test_2016_flickr", metavar="A,B",
+        # Flags of large sets: all text, no limits, one file.
+        parser.set_defaults(spm_sample=0, seed=1, max_len=None, max_ratio=None, shard_pairs=0)
+
+    def chosen(self, run: Run) -> list[str]:
+        """The corpora to read."""
+        return list(self.corpora)
+
+    def form(self, run: Run, corpus: str) -> list[RequiredFile]:
+        """The files of a corpus."""
+        return [required(run.name, name) for name in self.corpora[corpus][0].split()]
+
+    def test_sets(self, run: Run) -> dict[str, str]:
+        """fairseq's name -> the set's, for the held-out text."""
+        raise NotImplementedError
+
+    def test_set(self, run: Run, title: str) -> list[RequiredFile]:
+        """Source and reference of a test set."""
+        return [required(run.name, name.format(title)) for name in self.test_files]
+
+    def files(self, run: Run) -> list[RequiredFile]:
+        forms = [self.form(run, corpus) for corpus in self.chosen(run)]
+        forms += [self.test_set(run, title) for title in self.test_sets(run).values()]
+        return [item for form in forms for item in form]
+
+    def clean_corpus(self, run: Run, corpus: str) -> Stage:
+        """Find or download a corpus, and clean it."""
+        return self.clean(run, corpus, run.sources.obtain(self.form(run, corpus)))
+
+    def clean(self, run: Run, corpus: str, files: dict[str, Path]) -> Stage:
+        """Clean the files of a corpus in a stage of its own."""
+        inputs = hash_files(run.sources.used[name] for name in files)
+        key: Result = {"corpus": corpus, "inputs": inputs}
+
+        def build(partial: Path) -> Result:
+            run.say(f"{corpus}: reading and cleaning")
+            counts: Counter[str] = Counter()
+            tasks = read_tasks(list(files.values()))
+            with open(partial / "text.en", "wb") as english, open(
+                partial / "text.de", "wb"
+            ) as german, progress(None, corpus, unit=" pairs") as bar:
+                for chunk in ordered_map(clean_chunk, tasks, run.workers):
+                    english.write(chunk[0])
+                    german.write(chunk[1])
+                    counts.update(chunk[2])
+                    bar.update(chunk[2]["read"])
+            if not counts["kept"]:
+                raise PrepareError(f"{next(iter(files.values()))}: no sentence pair in it")
+            run.expect(f"{corpus} lines", counts["read"], self.lines.get(corpus, counts["read"]))
+            return dict(counts)
+
+        folder, counts = run.stage(f"clean-{corpus}", key, build)
+        if not run.args.keep:  # now, to save disk space
+            shutil.rmtree(run.work / "extracted", ignore_errors=True)
+        return Stage(folder, key, counts)
+
+    def train_pieces(self, run: Run, folders: list[Path], total: int, key: Any) -> Path:
+        """The SentencePiece model of the training text, or of a sample of it."""
+        args = run.args
+
+        def build(partial: Path) -> Result:
+            texts = [folder / f"text.{language}" for folder in folders for language in LANGUAGES]
+            taken = total
+            if args.spm_sample:
+                texts = [partial / "scratch" / "sample.txt"]
+                taken = write_sample(folders, total, args.spm_sample, args.seed, texts[0])
+            run.say(f"SentencePiece: {args.vocab_size:,} joint pieces from {taken:,} pairs")
+            train_sentencepiece(
+                texts, partial / MODEL, args.vocab_size, args.spm_type, self.coverage
+            )
+            return {"sample": taken}
+
+        return run.stage("spm", key, build)[0] / MODEL
+
+    def encode_train(
+        self, run: Run, folders: list[Path], total: int, model: Path, key: Any
+    ) -> tuple[Path, Result]:
+        """Encode and filter all pairs into shards train.{en,de}, train1.{en,de}, ..., and write the
+        dictionary with the counts of their pieces."""
+        args = run.args
+        limits = None if args.max_len is None else (args.max_len, args.max_ratio)
+
+        def build(partial: Path) -> Result:
+            run.say("encoding the training text")
+            writer = LineWriter(partial / "train", LANGUAGES, args.shard_pairs)
+            counts, used = encode(model, text_lines(folders), writer, run.workers, limits, total)
+            if not counts["kept"]:
+                raise PrepareError(
+                    f"--max-len {args.max_len} --max-ratio {args.max_ratio}: no pair is left"
+                )
+            write_dictionary(partial / "dict.txt", SentencePieces(model).words, used)
+            return {"counts": dict(counts), "shards": len(writer.shards)}
+
+        return run.stage("encoded", key, build)
+
+    def build(self, run: Run, folder: Path) -> list[str]:
+        args, scratch = run.args, folder / "scratch"
+        # Test sets are small, so errors show early.
+        held_out = {}
+        for name, title in self.test_sets(run).items():
+            paths = list(run.sources.obtain(self.test_set(run, title)).values())
+            held_out[name] = pairs = read_test_set(paths)
+            run.expect(f"{title} pairs", len(pairs), self.lines.get(title, len(pairs)))
+        stages = {corpus: self.clean_corpus(run, corpus) for corpus in self.chosen(run)}
+        folders = [stage.folder for stage in stages.values()]
+        total = sum(stage.counts["kept"] for stage in stages.values())
+        key: Result = {
+            "corpora": [stage.key for stage in stages.values()],
+            "vocab_size": args.vocab_size,
+            "spm_type": args.spm_type,
+            "sample": args.spm_sample,
+            "seed": args.seed,
+        }
+        model = self.train_pieces(run, folders, total, key)
+        key = {"spm": key, "max_len": args.max_len, "max_ratio": args.max_ratio,
+               "shard": args.shard_pairs, "dictionary": "counted"}  # fmt: skip
+        encoded, result = self.encode_train(run, folders, total, model, key)
+        shutil.copyfile(model, folder / MODEL)
+        (folder / "raw").mkdir()
+        for name, pairs in held_out.items():
+            with LineWriter(folder / "raw" / name, LANGUAGES) as raw:
+                for pair in pairs:
+                    raw.write(*pair)
+            lines = [(self.plain(one).encode(), self.plain(other).encode()) for one, other in pairs]
+            encode(model, lines, LineWriter(scratch / name, LANGUAGES), workers=1)
+        base = ["--source-lang", "en", "--target-lang", "de", "--joined-dictionary"]
+        base += ["--srcdict", str(encoded / "dict.txt")]
+        shards = [encoded / f"train{number or ''}" for number in range(result["shards"])]
+        prefixes = [str(scratch / name) for name in held_out]
+        held = ["--validpref", prefixes[0], "--testpref", ",".join(prefixes[1:])]
+        preprocess_shards(folder, base, shards, held, run.workers)
+        report = []
+        for corpus, (_, own, counts) in stages.items():
+            found = f"{counts['read']:,} read, {counts['kept']:,} pairs kept"
+            report.append(f"{corpus} ({', '.join(own['inputs'])}): {found}{_dropped(counts)}")
+        known = f" (documented: {self.pairs:,})" if len(stages) == len(self.corpora) else ""
+        report.append(f"after cleaning: {total:,} pairs{known}")
+        kept = f"{result['counts']['kept']:,} pairs in {result['shards']} shard(s)"
+        report.append(f"after SentencePiece: {kept}{_dropped(result['counts'])}")
+        for name, title in self.test_sets(run).items():
+            used = {run.sources.used[item.name].name for item in self.test_set(run, title)}
+            origin = f"{title} from {', '.join(sorted(used))}"
+            report.append(f"{name} ({origin}): {len(held_out[name]):,} pairs")
+        entries = dictionary_size(folder / "dict.en.txt")
+        return [*report, f"{entries:,} dictionary entries in fairseq, joint"]
+
+    def plain(self, line: str) -> str:
+        """A line of a test set as a model reads it."""
+        return line
+
+
+class Multi30k(EnglishGerman):
+    """Captions of task 1."""
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        super().add_flags(parser)
+        parser.add_argument("--test-sets", default="test_2016_flickr", metavar="A,B",
             help="become fairseq's test, test1, ...; e.g. test_2017_flickr, test_2017_mscoco, "
             "test_2018_flickr (default: %(default)s)")  # fmt: skip
 
     def options(self, run: Run) -> Result:
-        tests = [part.strip() for part in run.args.test_sets.split(",") if part.strip()]
+        tests = _names(run.args.test_sets)
         if not tests:
             raise PrepareError("--test-sets: name at least one, such as test_2016_flickr")
         sizes = {"vocab_size": run.args.vocab_size, "spm_type": run.args.spm_type}
         return {"test_sets": tests, **sizes}
 
-    def splits(self, run: Run) -> dict[str, str]:
-        """fairseq's name -> the set's."""
-        tests = enumerate(self.options(run)["test_sets"])
-        return {"train": "train", "valid": "val", **{f"test{n or ''}": name for n, name in tests}}
-
-    def files(self, run: Run) -> list[RequiredFile]:
-        names = [
-            f"{split}.{lang}" for split in self.splits(run).values() for lang in pairs.LANGUAGES
-        ]
-        return [required("multi30k", name) for name in names]
-
-    def build(self, run: Run, folder: Path) -> Result:
-        try:
-            return self._build(run, folder)
-        except UnicodeDecodeError as error:
-            raise PrepareError(f"a Multi30k file is not UTF-8 text: {error}") from error
-
-    def _build(self, run: Run, folder: Path) -> Result:
-        args, scratch = run.args, folder / "scratch"
-        paths = run.sources.obtain(self.files(run))
-        splits = self.splits(run)
-        files = {name: [paths[f"{split}.{lang}"] for lang in pairs.LANGUAGES]
-                 for name, split in splits.items()}  # fmt: skip
-        files["train"], kept = self._clean_train(files["train"], scratch / "clean")
-        run.expect("train pairs", kept["kept"], MULTI30K_LINES["train"])
-        counts: Result = {"train": dict(kept)}
-        run.say(f"SentencePiece: {args.vocab_size:,} joint pieces ({args.spm_type})")
-        model = folder / "spm.model"
-        train_sentencepiece(files["train"], model, args.vocab_size, args.spm_type, coverage=1.0)
-        (folder / "raw").mkdir()
-        for name, split in splits.items():
-            writer = LineWriter(scratch / name, pairs.LANGUAGES)
-            chunks = pairs.parallel_chunks(files[name])
-            found, used = pairs.encode(model, chunks, writer, run.workers)
-            lines = found["kept"]
-            if name == "train":
-                write_dictionary(scratch / "dict.txt", SentencePieces(model).words, used)
-                continue
-            run.expect(f"{split} pairs", lines, MULTI30K_LINES.get(split, lines))
-            counts[name] = {"kept": lines, "set": split}
-            for path in files[name]:
-                shutil.copyfile(path, folder / "raw" / f"{name}{path.suffix}")
-        run.say("fairseq-preprocess")
-        arguments = ["--source-lang", "en", "--target-lang", "de", "--joined-dictionary"]
-        arguments += ["--srcdict", str(scratch / "dict.txt")]
-        for flag in ("train", "valid", "test"):
-            prefixes = [str(scratch / name) for name in splits if name.startswith(flag)]
-            arguments += [f"--{flag}pref", ",".join(prefixes)]
-        preprocess(folder, arguments, run.workers)
-        return {"counts": counts, "dictionary": dictionary_size(folder / "dict.en.txt")}
-
-    def _clean_train(self, pair: list[Path], prefix: Path) -> tuple[list[Path], Counter[str]]:
-        """Write the text without pairs that have an empty side."""
-        counts: Counter[str] = Counter()
-        with LineWriter(prefix, pairs.LANGUAGES) as writer:
-            for chunk in pairs.parallel_chunks(pair):
-                for lines in zip(*chunk):
-                    texts = [clean(line.decode("utf-8")) for line in lines]
-                    counts["kept" if all(texts) else "empty side"] += 1
-                    if all(texts):
-                        writer.write(*texts)
-        return [Path(f"{prefix}.{language}") for language in pairs.LANGUAGES], counts
-
-    def report(self, result: Result) -> list[str]:
-        lines = []
-        for name, counts in result["counts"].items():
-            origin = f" ({counts['set']})" if "set" in counts else ""
-            empty = counts.get("empty side")
-            dropped = f"; {empty:,} dropped: empty side" if empty else ""
-            lines.append(f"{name}{origin}: {counts['kept']:,} pairs{dropped}")
-        return [*lines, f"{result['dictionary']:,} dictionary entries in fairseq, joint"]
+    def test_sets(self, run: Run) -> dict[str, str]:
+        tests = enumerate(_names(run.args.test_sets))
+        return {"valid": "val", **{f"test{n or ''}": name for n, name in tests}}
 
 
-class Iwslt15(DataSet):
-    """The text as Stanford released it: tokenised, with fixed word vocabularies."""
+class Wmt19(EnglishGerman):
+    """The task of 2019; newstest2018 is `valid`, newstest2019 is `test`."""
 
-    title = "IWSLT'15 English-Vietnamese"
-    description = ("{}: download, check, fairseq-preprocess with the released vocabularies. One "
-                   "folder serves both directions (fairseq-train -s en -t vi or -s vi -t en)."
-                   )  # fmt: skip
+    optional: ClassVar[str] = "--corpora"
 
-    def files(self, run: Run) -> list[RequiredFile]:
-        stems = (*SPLITS.values(), "vocab")
-        return [required("iwslt15", f"{s}.{lang}") for s in stems for lang in LANGUAGES]
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        super().add_flags(parser)
+        add = parser.add_argument
+        add("--corpora", default=",".join(self.corpora), metavar="A,B",
+            help="training corpora (default: %(default)s)")  # fmt: skip
+        add("--paracrawl", choices=("tmx", "txt"), default="tmx",
+            help="form of ParaCrawl to try first; the tmx has a known checksum, the txt is smaller "
+            "(default: %(default)s)")  # fmt: skip
+        add("--spm-sample", type=int, default=1000000, metavar="N",
+            help="pairs on which SentencePiece is trained (default: %(default)s)")  # fmt: skip
+        add("--seed", type=int, default=1, help="of that sample (default: %(default)s)")
+        add("--max-len", type=int, default=250, metavar="N",
+            help="drop training pairs with more pieces on a side (default: %(default)s)"
+            )  # fmt: skip
+        add("--max-ratio", type=float, default=1.5, metavar="R",
+            help="drop training pairs of a larger length ratio (default: %(default)s)")  # fmt: skip
+        add("--shard-pairs", type=int, default=5000000, metavar="N",
+            help="pairs per binarised training file (default: %(default)s)")  # fmt: skip
 
-    def build(self, run: Run, folder: Path) -> Result:
-        paths = run.sources.obtain(self.files(run))
-        text, raw = folder / "scratch", folder / "raw"
-        raw.mkdir()
-        vocabularies: list[set[str]] = []
-        counts: Result = {}
-        for language in LANGUAGES:
-            words = self._read_vocabulary(paths[f"vocab.{language}"])
-            entries = len(words) + len(SPECIALS)
-            run.expect(f"vocab.{language} entries", entries, VOCABULARY[language])
-            write_dictionary(text / f"dict.{language}.txt", words)
-            vocabularies.append({*words, *SPECIALS})
-        arguments = ["--source-lang", "en", "--target-lang", "vi"]
-        arguments += ["--srcdict", str(text / "dict.en.txt")]
-        arguments += ["--tgtdict", str(text / "dict.vi.txt")]
-        for name, split in SPLITS.items():
-            pair = [paths[f"{split}.{language}"] for language in LANGUAGES]
-            counts[name] = self._copy_split(pair, text / name, vocabularies, drop=name == "train")
-            total = counts[name]["pairs"] + counts[name].get("empty side", 0)
-            run.expect(f"{split} pairs", total, LINES[name])
-            arguments += [f"--{name}pref", str(text / name)]
-            for language in LANGUAGES if name != "train" else ():
-                # As released (tokenised), and detokenised for sacreBLEU.
-                shutil.copyfile(text / f"{name}.{language}", raw / f"{name}.{language}")
-                lines = (text / f"{name}.{language}").read_text(encoding="utf-8").split("\n")[:-1]
-                joined = "".join(detokenize(line) + "\n" for line in lines)
-                (raw / f"{name}.detok.{language}").write_bytes(joined.encode("utf-8"))
-        run.say("fairseq-preprocess")
-        preprocess(folder, arguments, run.workers)
-        sizes = {lang: dictionary_size(folder / f"dict.{lang}.txt") for lang in LANGUAGES}
-        return {"counts": counts, "dictionaries": sizes}
+    def options(self, run: Run) -> Result:
+        for flag, lowest in (("vocab_size", 16), ("spm_sample", 1), ("max_len", 1),
+                             ("max_ratio", 1), ("shard_pairs", 1)):  # fmt: skip
+            value = getattr(run.args, flag)
+            if value < lowest:
+                name = flag.replace("_", "-")
+                raise PrepareError(f"--{name} {value}: must be at least {lowest}")
+        flags = ("paracrawl", "vocab_size", "spm_type", "spm_sample", "seed", "max_len",
+                 "max_ratio", "shard_pairs")  # fmt: skip
+        return {**{flag: getattr(run.args, flag) for flag in flags}, "corpora": self.chosen(run)}
 
-    def _read_vocabulary(self, path: Path) -> list[str]:
-        """The words of a released vocabulary without its three specials."""
-        try:
-            words = path.read_bytes().decode("utf-8").split("\n")
-        except UnicodeDecodeError as error:
-            raise PrepareError(f"{path}: not UTF-8 text ({error})") from error
-        if words and words[-1] == "":
-            words.pop()
-        if words[:3] != SPECIALS:
-            raise PrepareError(f"{path}: begins with {words[:3]}, expected {SPECIALS}")
-        return words[3:]
+    def chosen(self, run: Run) -> list[str]:
+        names = _names(run.args.corpora)
+        if not names or not set(names) <= set(self.corpora):
+            known = ",".join(self.corpora)
+            raise PrepareError(f"--corpora {run.args.corpora}: choose from {known}")
+        return [name for name in self.corpora if name in names]
 
-    def _copy_split(
-        self, pair: list[Path], prefix: Path, vocabularies: list[set[str]], drop: bool
-    ) -> dict[str, int]:
-        """Write the lines of a split unchanged; count tokens and unknown ones.
+    def forms(self, run: Run, corpus: str) -> list[list[RequiredFile]]:
+        """The forms to try, with the one of --paracrawl first."""
+        ending = f".{run.args.paracrawl}" if corpus == "paracrawl" else ""
+        names = sorted(self.corpora[corpus], key=lambda name: ending not in name)
+        return [[required("wmt19", name) for name in form.split()] for form in names]
 
-        Only training pairs with an empty side are dropped: valid and test keep every line.
-        """
-        counts: Counter[str] = Counter()
-        with LineWriter(prefix, LANGUAGES) as writer:
-            for chunk in pairs.parallel_chunks(pair):
-                for lines in zip(*chunk):
-                    try:
-                        sides = [line.decode("utf-8").split() for line in lines]
-                    except UnicodeDecodeError as error:
-                        raise PrepareError(f"{pair[0]} or {pair[1]}: not UTF-8: {error}") from error
-                    if drop and not all(sides):
-                        counts["empty side"] += 1
-                        continue
-                    counts["pairs"] += 1
-                    for language, words, known in zip(LANGUAGES, sides, vocabularies):
-                        counts[f"{language} tokens"] += len(words)
-                        counts[f"{language} unknown"] += sum(word not in known for word in words)
-                    writer.write(*map(" ".join, sides))
-        return dict(counts)
+    def form(self, run: Run, corpus: str) -> list[RequiredFile]:
+        """The form that is in --from."""
+        forms = self.forms(run, corpus)
+        for form in forms:
+            if all(run.sources.locate(item) is not None for item in form):
+                return form
+        return forms[0]
 
-    def report(self, result: Result) -> list[str]:
-        lines = []
-        for name, counts in result["counts"].items():
-            parts = [f"{counts['pairs']:,} pairs"]
-            if counts.get("empty side"):
-                parts.append(f"{counts['empty side']:,} dropped: empty side")
-            for language in LANGUAGES:
-                tokens, unknown = counts[f"{language} tokens"], counts[f"{language} unknown"]
-                rate = 100 * unknown / tokens if tokens else 0.0
-                parts.append(f"{language} {tokens:,} tokens, {rate:.2f} % unknown")
-            lines.append(f"{name} ({SPLITS[name]}): " + "; ".join(parts))
-        sizes = ", ".join(f"{lang} {size:,}" for lang, size in result["dictionaries"].items())
-        return [*lines, f"dictionary entries in fairseq: {sizes}"]
+    def test_sets(self, run: Run) -> dict[str, str]:
+        return {"valid": "newstest2018", "test": "newstest2019"}
+
+    def clean_corpus(self, run: Run, corpus: str) -> Stage:
+        if run.args.from_dir is not None:
+            return super().clean_corpus(run, corpus)
+        forms = self.forms(run, corpus)
+        choices = {(form[0], route): form for form in forms for route in form[0].routes}
+
+        def use(choice: Choice, path: Path) -> Stage:
+            files = run.sources.unpack(choices[choice], choice, path)
+            return self.clean(
+                run, corpus, {item.name: files[item.name] for item in choices[choice]}
+            )
+
+        return run.sources.first(list(choices), use)
+
+    def plain(self, line: str) -> str:
+        return html.unescape(line)
 
 
-SETS = {"multi30k": Multi30k(), "iwslt15": Iwslt15()}
+SETS = {
+    "multi30k": Multi30k(
+        title="Multi30k English-German",
+        corpora={"train": ["train.de train.en"]},
+        test_files=("{}.en", "{}.de"),
+        lines={"train": 29000, "val": 1014, "test_2016_flickr": 1000},
+        pairs=29000,
+        pieces=8000,
+    ),
+    "wmt19": Wmt19(
+        title="WMT19 English-German",
+        corpora={
+            "europarl": ["europarl-v9.de-en.tsv.gz", "europarl-v9.de-en.tsv"],
+            "paracrawl": [f"en-de.bicleaner07.{end}" for end in ("tmx.gz", "txt.gz", "tmx", "txt")],
+            "commoncrawl": ["commoncrawl.de-en.de commoncrawl.de-en.en"],
+            "newscommentary": ["news-commentary-v14.de-en.tsv.gz", "news-commentary-v14.de-en.tsv"],
+            "wikititles": ["wikititles-v1.de-en.tsv.gz", "wikititles-v1.de-en.tsv"],
+            "rapid": ["rapid2019.de-en.de rapid2019.de-en.en", "rapid2019.de-en.tmx"],
+        },
+        test_files=("{}-ende-src.en.sgm", "{}-ende-ref.de.sgm"),
+        lines={"commoncrawl": 2399123, "newstest2018": 2998, "newstest2019": 1997},
+        pairs=38690334,
+        pieces=32000,
+        # Web text has thousands of characters that occur a few times in a million lines.
+        # SentencePiece's default maps those to <unk>.
+        coverage=0.9995,
+    ),
+}
