@@ -32,12 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     names = ", ".join(sorted(MODULES))
     usage = f"usage: scripts/prepare.sh NAME [flags...]; NAME is one of: {names}"
-    if words[:1] in (["-h"], ["--help"]):
-        print(usage)
-        return 0
-    if not words:
-        print(usage, file=sys.stderr)
-        return 2
+    if not words or words[0] in ("-h", "--help"):
+        print(usage, file=sys.stdout if words else sys.stderr)
+        return 0 if words else 2
     if words[0] not in MODULES:
         message = f"prepare.sh: NAME {words[0]!r} is unknown; choose one of: {names}"
         print(message, file=sys.stderr)

@@ -5,32 +5,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Iterable
+from typing import Iterable, NamedTuple
 
 from experiments.datasets import PrepareError
 
 _HEX_LENGTHS = {32: "md5", 40: "sha1", 64: "sha256"}
 
 
-@dataclass(frozen=True)
-class Digest:
+class Digest(NamedTuple):
     """What is known about a file; every field is optional."""
 
     size: int | None = None
-    sha256: str | None = None
-    sha1: str | None = None
-    md5: str | None = None
-
-    def best(self) -> tuple[str, str] | None:
-        """The strongest known checksum as (algorithm, hex digits)."""
-        for algorithm in ("sha256", "sha1", "md5"):
-            value = getattr(self, algorithm)
-            if value:
-                return algorithm, value
-        return None
-
-    def __bool__(self) -> bool:
-        return self.size is not None or self.best() is not None
+    algorithm: str = ""
+    value: str = ""  # in hex digits
 
 
 UNKNOWN = Digest()
@@ -65,7 +52,7 @@ class Checks:
     def digest(self, name: str, builtin: Digest) -> Digest:
         """The digest that `name` must have with the user's flags; may be empty."""
         if "*" in self.skip or name in self.skip:
-            return Digest()
+            return UNKNOWN
         return self.override.get(name, builtin)
 
     def mismatch(self, path: Path, digest: Digest) -> str | None:
@@ -73,7 +60,7 @@ class Checks:
         size = path.stat().st_size
         if digest.size is not None and size != digest.size:
             return f"wrong size: {size} bytes, expected {digest.size}"
-        algorithm, expected = digest.best() or ("", "")
+        _, algorithm, expected = digest
         got = hash_file(path, algorithm) if algorithm else ""
         return (
             None if got == expected else f"wrong checksum: {algorithm} {got}, expected {expected}"
@@ -104,5 +91,5 @@ def read_checksum_file(path: Path) -> dict[str, Digest]:
         if len(parts) != 2 or algorithm is None:
             raise PrepareError(f"--checksums {path}: line {number} is not 'HEX  NAME': {line!r}")
         name = parts[1].strip().lstrip("*").rsplit("/", 1)[-1]
-        found[name] = Digest(**{algorithm: parts[0].lower()})  # type: ignore[arg-type]
+        found[name] = Digest(None, algorithm, parts[0].lower())
     return found

@@ -9,15 +9,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Dict, Tuple
 
 from experiments.datasets import PrepareError
 from experiments.datasets.binarize import dictionary_size, preprocess_parts, write_dictionary
 from experiments.datasets.checksums import hash_file
-from experiments.datasets.cli import DataSet, Run
-from experiments.datasets.folders import Result
+from experiments.datasets.cli import DataSet, Result, Run, at_least, split_commas
 from experiments.datasets.rows import (
     SPLITS,
     Columns,
@@ -32,12 +31,7 @@ from experiments.datasets.text import chunked, ordered_map
 from fairseq_dpq.cli.classify import split_words
 
 
-class Plan(NamedTuple):
-    """What to read: train, perhaps valid and test."""
-
-    files: dict[str, Path]
-    columns: Columns
-    labels: Labels
+Plan = Tuple[Dict[str, Path], Columns, Labels]  # the files of train, perhaps valid and test
 
 
 def is_held_out(words: str, fraction: float, seed: int) -> bool:
@@ -50,15 +44,26 @@ def _split_rows(rows: list[Row]) -> list[Row]:
     return [row._replace(texts=(" ".join(split_words(" ".join(row.texts))),)) for row in rows]
 
 
+@dataclass(frozen=True)
 class Documents(DataSet):
-    """A text classification set."""
+    """A set of Zhang et al. (2015), train.csv and test.csv, and its documented counts."""
 
-    paper_types: int | None
-    documents: dict[str, int]  # documented rows of its files
+    description: ClassVar[str] = ("{}: download, check, split into words and a held-out part, "
+                                  "fairseq-preprocess.")  # fmt: skip
+    title: str
+    columns: Columns = Columns()
+    classes: str = ""  # those that the files call 1, 2, ...
+    documents: dict[str, int] = field(default_factory=dict)
+    paper_types: int = 0
+
+    def files(self, run: Run) -> list[RequiredFile]:
+        return [required(run.name, f"{split}.csv") for split in ("train", "test")]
 
     def plan(self, run: Run) -> Plan:
         """What to read."""
-        raise NotImplementedError
+        files = {name[:-4]: path for name, path in run.sources.obtain(self.files(run)).items()}
+        classes = enumerate(self.classes.split(), start=1)
+        return files, self.columns, Labels({str(number): name for number, name in classes})
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
@@ -73,20 +78,20 @@ class Documents(DataSet):
         args = run.args
         if not 0 < args.held_out < 1:
             raise PrepareError(f"--held-out {args.held_out}: must be between 0 and 1; try 0.05")
-        if args.min_count < 1:
-            raise PrepareError(f"--min-count {args.min_count}: must be at least 1")
+        at_least(args, min_count=1)
         return {"held_out": args.held_out, "seed": args.seed, "min_count": args.min_count}
 
     def build(self, run: Run, folder: Path) -> list[str]:
-        plan, text = self.plan(run), folder / "scratch"
-        splits = self._write_text(run, plan, text)
+        text = folder / "scratch"
+        files, columns, labels = self.plan(run)
+        splits = self._write_text(run, files, columns, labels, text)
         train, least = splits["train"].words, run.args.min_count
         kept = {word: n for word, n in train.items() if n >= least}
         if not kept:
-            raise PrepareError(f"{plan.files['train']}: no words in it (--min-count {least})")
+            raise PrepareError(f"{files['train']}: no words in it (--min-count {least})")
         order = sorted(kept, key=lambda word: (-kept[word], word))
         write_dictionary(text / "dict.input0", order, kept)
-        classes = list(plan.labels.names.values())
+        classes = list(labels.names.values())
         write_dictionary(text / "dict.label", classes)
         dictionaries = {part: text / f"dict.{part}" for part in splits["train"].parts}
         preprocess_parts(folder, dictionaries, list(splits), run.workers)
@@ -96,7 +101,7 @@ class Documents(DataSet):
             line = f"{split}: {found.rows:,} documents, {found.length:,} words, {unknown:,} unknown"
             empty = f"; {found.empty:,} documents without words" if found.empty else ""
             report.append(line + empty)
-        held_out = set() if "valid" in plan.files else splits["valid"].words.keys()
+        held_out = set() if "valid" in files else splits["valid"].words.keys()
         paper = f" (the paper's table has {self.paper_types:,} rows)" if self.paper_types else ""
         entries = dictionary_size(folder / "input0" / "dict.txt")
         return [
@@ -106,10 +111,11 @@ class Documents(DataSet):
             f"{entries:,} dictionary entries in fairseq",
         ]
 
-    def _write_text(self, run: Run, plan: Plan, folder: Path) -> dict[str, Split]:
+    def _write_text(
+        self, run: Run, files: dict[str, Path], columns: Columns, labels: Labels, folder: Path
+    ) -> dict[str, Split]:
         """Write the words of all splits. Unless a header names them, all files have the columns of
         the training file."""
-        files, columns, labels = plan
         if columns.count is None and not columns.by_name:
             columns = replace(columns, count=count_columns(files["train"], columns))
         hold_out, fraction = "valid" not in files, run.args.held_out
@@ -140,12 +146,10 @@ class Documents(DataSet):
 class CsvFiles(Documents):
     """Your own files; label and text columns by option."""
 
-    description = ("CSV or TSV files with a label and a text in each row: check, split into words "
-                   "and a held-out part, fairseq-preprocess.")  # fmt: skip
-    title = "your files"
-    downloads = False
-    paper_types = None
-    documents: ClassVar[dict[str, int]] = {}
+    description: ClassVar[str] = ("CSV or TSV files with a label and a text in each row: check, "
+                                  "split into words and a held-out part, fairseq-preprocess."
+                                  )  # fmt: skip
+    downloads: ClassVar[bool] = False
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
@@ -171,7 +175,7 @@ class CsvFiles(Documents):
         for split, path in files.items():
             if not path.is_file():
                 raise PrepareError(f"--{split} {path}: no such file")
-        texts = tuple(part.strip() for part in args.text_columns.split(",") if part.strip())
+        texts = tuple(split_commas(args.text_columns))
         if not texts:
             raise PrepareError(f"--text-columns {args.text_columns!r}: name at least one column")
         columns = Columns(
@@ -181,84 +185,57 @@ class CsvFiles(Documents):
             tab=args.tab,
             escaped_newlines=args.escaped_newlines,
         )
-        return Plan(files, columns, Labels(open=True))
+        return files, columns, Labels(open=True)
 
     def options(self, run: Run) -> Result:
-        flags, plan = super().options(run), self.plan(run)
-        columns = plan.columns
+        flags, (files, columns, _) = super().options(run), self.plan(run)
         return {
             **flags,
-            "files": {split: hash_file(path) for split, path in plan.files.items()},
+            "files": {split: hash_file(path) for split, path in files.items()},
             "columns": [columns.label, *columns.texts],
             "dialect": [columns.header, columns.tab, columns.escaped_newlines],
         }
 
 
-@dataclass(frozen=True)
-class ZhangSet(Documents):
-    """A set of Zhang et al. (2015), train.csv and test.csv, and its documented counts."""
-
-    description: ClassVar[str] = ("{}: download, check, split into words and a held-out part, "
-                                  "fairseq-preprocess.")  # fmt: skip
-    title: str
-    columns: Columns
-    classes: tuple[str, ...]  # those that the files call 1, 2, ...
-    documents: dict[str, int]
-    paper_types: int
-
-    def files(self, run: Run) -> list[RequiredFile]:
-        return [required(run.name, f"{split}.csv") for split in ("train", "test")]
-
-    def plan(self, run: Run) -> Plan:
-        files = {name[:-4]: path for name, path in run.sources.obtain(self.files(run)).items()}
-        labels = Labels({str(number): name for number, name in enumerate(self.classes, start=1)})
-        return Plan(files, self.columns, labels)
-
-
 _REVIEW = Columns("1", ("2",), 2, escaped_newlines=True)
-SETS: dict[str, DataSet] = {
-    "csv_files": CsvFiles(),
-    "ag_news": ZhangSet(
+SETS: dict[str, Documents] = {
+    "csv_files": CsvFiles("your files"),
+    "ag_news": Documents(
         title="AG News",
         # A lost line break is a bare backslash here, so that "\\new" is the word "new".
         columns=Columns("1", ("2", "3"), 3),
-        classes=("World", "Sports", "Business", "Sci/Tech"),
+        classes="World Sports Business Sci/Tech",
         documents={"train": 120000, "test": 7600},
         paper_types=69322,
     ),
-    "dbpedia": ZhangSet(
+    "dbpedia": Documents(
         title="DBpedia",
         columns=Columns("1", ("2", "3"), 3),
-        classes=(
-            *("Company", "EducationalInstitution", "Artist", "Athlete", "OfficeHolder"),
-            *("MeanOfTransportation", "Building", "NaturalPlace", "Village", "Animal"),
-            *("Plant", "Album", "Film", "WrittenWork"),
-        ),
+        classes="Company EducationalInstitution Artist Athlete OfficeHolder MeanOfTransportation "
+        "Building NaturalPlace Village Animal Plant Album Film WrittenWork",
         documents={"train": 560000, "test": 70000},
         paper_types=612530,
     ),
-    "yahoo_answers": ZhangSet(
+    "yahoo_answers": Documents(
         title="Yahoo! Answers",
         columns=Columns("1", ("2", "3", "4"), 4, escaped_newlines=True),
-        classes=(
-            *("Society_&_Culture", "Science_&_Mathematics", "Health", "Education_&_Reference"),
-            *("Computers_&_Internet", "Sports", "Business_&_Finance", "Entertainment_&_Music"),
-            *("Family_&_Relationships", "Politics_&_Government"),
-        ),
+        classes="Society_&_Culture Science_&_Mathematics Health Education_&_Reference "
+        "Computers_&_Internet Sports Business_&_Finance Entertainment_&_Music "
+        "Family_&_Relationships Politics_&_Government",
         documents={"train": 1400000, "test": 60000},
         paper_types=477522,
     ),
-    "yelp_full": ZhangSet(
+    "yelp_full": Documents(
         title="Yelp Review Full",
         columns=_REVIEW,
-        classes=("1", "2", "3", "4", "5"),
+        classes="1 2 3 4 5",
         documents={"train": 650000, "test": 50000},
         paper_types=268414,
     ),
-    "yelp_polarity": ZhangSet(  # one or two stars, three or four
+    "yelp_polarity": Documents(  # one or two stars, three or four
         title="Yelp Review Polarity",
         columns=_REVIEW,
-        classes=("negative", "positive"),
+        classes="negative positive",
         documents={"train": 560000, "test": 38000},
         paper_types=246739,
     ),

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Callable, ClassVar, Iterator, Sequence
+from typing import Any, Callable, ClassVar, Sequence
 
 from experiments.datasets import PrepareError
 from experiments.datasets.binarize import require_fairseq
@@ -55,6 +55,19 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def split_commas(text: str) -> list[str]:
+    """The names in the value of a flag."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def at_least(args: argparse.Namespace, **lowest: float) -> None:
+    """PrepareError for a number that is too small; keys are names of flags."""
+    for flag, least in lowest.items():
+        value = getattr(args, flag)
+        if value < least:
+            raise PrepareError(f"--{flag.replace('_', '-')} {value}: must be at least {least}")
+
+
 def make_parser(name: str, data: DataSet) -> argparse.ArgumentParser:
     """The flags that every data set has, those of downloads, and its own."""
     text = data.description.format(data.title)
@@ -69,36 +82,29 @@ def make_parser(name: str, data: DataSet) -> argparse.ArgumentParser:
     add("--force", action="store_true", help="rebuild even if nothing has changed")
     add("--keep", action="store_true", help="keep extracted and intermediate files in --work")
     if data.downloads:
-        _add_download_flags(parser)
+        add("--from", dest="from_dir", type=Path, metavar="DIR",
+            help="use the files (or archives) in DIR, without network")  # fmt: skip
+        add("--mirror", "--base-url", dest="mirrors", action="append", default=[], metavar="URL",
+            help="download from URL instead of the built-in addresses; may be repeated"
+            )  # fmt: skip
+        add("--checksums", type=Path, metavar="FILE",
+            help="sha256sum/md5sum lines that replace the built-in checksums")  # fmt: skip
+        add("--no-checksum", nargs="?", const="*", default="", metavar="NAME,NAME",
+            help="do not verify these files (all, if none is named); wrong counts then "
+            "give a warning instead of an error")  # fmt: skip
+        add("--retries", type=int, default=4, metavar="N",
+            help="retries of an address without progress (default: %(default)s)")  # fmt: skip
     else:
         parser.set_defaults(from_dir=None, mirrors=[], checksums=None, no_checksum="", retries=0)
     data.add_flags(parser)
     return parser
 
 
-def _add_download_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--from", dest="from_dir", type=Path, metavar="DIR",
-        help="use the files (or archives) in DIR, without network")  # fmt: skip
-    add("--mirror", "--base-url", dest="mirrors", action="append", default=[], metavar="URL",
-        help="download from URL instead of the built-in addresses; may be repeated")  # fmt: skip
-    add("--checksums", type=Path, metavar="FILE",
-        help="sha256sum/md5sum lines that replace the built-in checksums")  # fmt: skip
-    add("--no-checksum", nargs="?", const="*", default="", metavar="NAME,NAME",
-        help="do not verify these files (all, if none is named); wrong counts then "
-        "give a warning instead of an error")  # fmt: skip
-    add("--retries", type=int, default=4, metavar="N",
-        help="retries of an address without progress (default: %(default)s)")  # fmt: skip
-
-
 class Run:
     """One run of a prepare script: its flags, its sources, its output folder."""
 
     def __init__(self, name: str, data: DataSet, args: argparse.Namespace) -> None:
-        if args.workers < 1:
-            raise PrepareError(f"--workers {args.workers}: must be at least 1")
-        if args.retries < 0:
-            raise PrepareError(f"--retries {args.retries}: must be at least 0")
+        at_least(args, workers=1, retries=0)
         for mirror in args.mirrors:
             if not mirror.startswith(("http://", "https://")):
                 raise PrepareError(f"--mirror {mirror}: must begin with http:// or https://")
@@ -110,7 +116,7 @@ class Run:
         self.work: Path = args.work
         self.workers: int = args.workers
         override = read_checksum_file(args.checksums) if args.checksums else {}
-        skip = frozenset(part for part in args.no_checksum.split(",") if part)
+        skip = frozenset(split_commas(args.no_checksum))
         self.checks = Checks(skip, override)
         downloader = Downloader(
             self.work / "downloads", self.checks, args.mirrors, retries=args.retries
@@ -136,6 +142,19 @@ class Run:
         return folder, build_folder(folder, key, build, self.args.force)[0]
 
     def prepare(self) -> None:
+        """Hold --out, which need not exist yet, and --work, which is removed if it stays empty."""
+        out, work = self.out, self.work
+        wait = "wait for it, or pass another"
+        writing = f"another run is writing --out {out}; {wait} --out and --work"
+        using = f"another run is using --work {work}; {wait} --work and --out"
+        with locked(out.with_name(f".{out.name}.lock"), writing), locked(work / ".lock", using):
+            try:
+                self._prepare()
+            finally:
+                with contextlib.suppress(OSError):
+                    (work / "downloads").rmdir()
+
+    def _prepare(self) -> None:
         """Create --out, unless it was already built from the same files and options.
 
         With --from the files themselves are compared. Without it the options are compared, which
@@ -151,7 +170,7 @@ class Run:
 
         options = self.data.options(self)
         check_replaceable(self.out)
-        override = {name: digest.best() for name, digest in self.checks.override.items()}
+        override = {name: digest[1:] for name, digest in self.checks.override.items()}
         options.update(no_checksum=sorted(self.checks.skip), checksums=override)
         key: Result = {"dataset": self.name, "options": options}
         if self.args.from_dir is not None:
@@ -166,36 +185,15 @@ class Run:
             self.say(line)
 
 
-@contextlib.contextmanager
-def _locked(run: Run) -> Iterator[None]:
-    """Hold --out, which need not exist yet, and --work, which is removed if it stays empty."""
-    out, work = run.out, run.work
-    wait = "wait for it, or pass another"
-    writing = f"another run is writing --out {out}; {wait} --out and --work"
-    using = f"another run is using --work {work}; {wait} --work and --out"
-    with locked(out.with_name(f".{out.name}.lock"), writing), locked(work / ".lock", using):
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                (work / "downloads").rmdir()
-
-
-def _terminate(signum: int, frame: Any) -> None:
-    # As an exception, so that unfinished folders are removed on `kill` too.
-    raise KeyboardInterrupt
-
-
 def run_main(name: str, data: DataSet, argv: Sequence[str] | None = None) -> int:
     """Prepare a data set; the exit code: 0 done, 2 a one-line error, 130 interrupted."""
     parser = make_parser(name, data)
     args = parser.parse_args(argv)
     try:
-        signal.signal(signal.SIGTERM, _terminate)
+        # As on Ctrl-C, so that unfinished folders are removed on `kill` too.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         require_fairseq()
-        run = Run(name, data, args)
-        with _locked(run):
-            run.prepare()
+        Run(name, data, args).prepare()
     except (PrepareError, RunsError, OSError) as error:
         text = " ".join(str(error).split())
         print(f"{parser.prog}: error: {text}", file=sys.stderr)

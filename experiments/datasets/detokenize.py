@@ -40,15 +40,12 @@ def detokenize(line: str) -> str:
         elif _CLOSING.match(word) or _CONTRACTION.match(word) or word == "n't":
             out.append(word)
             glue = False
-        elif _OPENING.match(word):
-            out.append(word if glue else " " + word)
-            glue = True
         elif word == "@-@":
             out.append("-")
             glue = True
         else:
             out.append(word if glue else " " + word)
-            glue = False
+            glue = bool(_OPENING.match(word))
     return "".join(out)
 
 

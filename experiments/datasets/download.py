@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Sequence, TypeVar
 
@@ -62,35 +62,21 @@ class _TryAgain(Exception):
 
 def progress(total: int | None, label: str, unit: str = "B", initial: int = 0) -> Any:
     """A progress bar on stderr, redrawn less often if stderr is a log file."""
-    return tqdm(
-        total=total,
-        initial=initial,
-        desc=label,
-        unit=unit,
-        unit_scale=True,
-        file=sys.stderr,
-        leave=False,
-        mininterval=0.5 if sys.stderr.isatty() else 30.0,
-    )
+    pause = 0.5 if sys.stderr.isatty() else 30.0
+    size = {"total": total, "initial": initial, "unit": unit, "unit_scale": True}
+    return tqdm(desc=label, leave=False, mininterval=pause, **size)
 
 
+@dataclass
 class Downloader:
     """Fetches `Remote`s into one folder. An address that failed is not tried again."""
 
-    def __init__(
-        self,
-        folder: Path,
-        checks: Checks,
-        mirrors: Sequence[str] = (),
-        retries: int = 4,
-        wait: float = 1.0,
-    ) -> None:
-        self.folder = folder
-        self.checks = checks
-        self.mirrors = tuple(mirrors)
-        self.retries = retries
-        self.wait = wait
-        self._failed: dict[str, tuple[str, bool]] = {}  # address -> reason, wrong bytes?
+    folder: Path
+    checks: Checks
+    mirrors: Sequence[str] = ()
+    retries: int = 4
+    wait: float = 1.0  # seconds before the first retry
+    _failed: dict[str, Exception] = field(default_factory=dict)  # by address
 
     def addresses(self, remote: Remote) -> list[str]:
         """What to try: under each --mirror by path, then by name; else the built-in URLs."""
@@ -127,20 +113,20 @@ class Downloader:
                     self._from_address(place, target, digest)
                 return use(target)
             except _GiveUp as error:
-                self._failed[place] = str(error), isinstance(error, _Wrong)
+                self._failed[place] = error
                 print(f"{place}: {error}", file=sys.stderr)
             except PrepareError as error:
-                if isinstance(error, Unfit) or digest.best() is not None:
+                if isinstance(error, Unfit) or digest.algorithm:
                     # It is the documented file: every address serves the same one.
                     raise Unfit(str(error)) from error
                 target.unlink(missing_ok=True)
                 if place != str(target):
-                    self._failed[place] = str(error), known
+                    self._failed[place] = _Wrong(str(error)) if known else error
                 print(f"{place}: {error}; deleted", file=sys.stderr)
-        found = [(url, *self._failed[url]) for url in addresses if url in self._failed]
-        reasons = "; ".join(f"{url}: {reason}" for url, reason, _ in found)
-        wrong = any(wrong for *_, wrong in found)
-        raise (Unfit if wrong else PrepareError)(f"cannot download {remote.name}: {reasons}")
+        failed = {url: self._failed[url] for url in addresses if url in self._failed}
+        reasons = "; ".join(f"{url}: {error}" for url, error in failed.items())
+        kind = Unfit if any(isinstance(e, _Wrong) for e in failed.values()) else PrepareError
+        raise kind(f"cannot download {remote.name}: {reasons}")
 
     def _from_address(self, url: str, target: Path, digest: Digest) -> None:
         """Download to `target`. Only attempts without progress count: a bad connection may need
@@ -180,7 +166,7 @@ class Downloader:
         """How many bytes of NAME.part can be kept. Without a checksum to detect a mixture, a file
         is only resumed from the same address."""
         meta = read_json(self._meta(part)) or {}
-        same = meta.get("url") == url or (meta and digest.best() is not None)
+        same = meta.get("url") == url or (meta and digest.algorithm)
         return part.stat().st_size if same and part.exists() else 0
 
     def _transfer(self, url: str, part: Path, offset: int, label: str, digest: Digest) -> None:

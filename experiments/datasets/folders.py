@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Mapping
 
 from experiments.datasets import PrepareError
-from fairseq_dpq.runs.folder import read_json
+from fairseq_dpq.runs.folder import read_json, write_json
 
 STAMP = "prepare.json"
 Result = Dict[str, Any]
@@ -59,9 +59,7 @@ def build_folder(
             for path in sorted(partial.rglob("*"))
             if path.is_file()
         }
-        stamp = {"key": key, "result": result, "files": files}
-        text = json.dumps(stamp, indent=1, ensure_ascii=False) + "\n"
-        (partial / STAMP).write_text(text, encoding="utf-8")
+        write_json(partial / STAMP, {"key": key, "result": result, "files": files})
         if folder.exists():
             os.replace(folder, old)
         os.replace(partial, folder)

@@ -27,23 +27,17 @@ def _columns(label: int, *texts: int, header: bool = True, chinese: bool = False
 
 @dataclass(frozen=True)
 class LabelledSet(pieces.PieceSet):
-    """A classification set: its labels in fairseq's order, and its files, columns and documented
-    rows for train, valid and perhaps test."""
+    """A classification set: the names, documented rows and columns of its files, which are train,
+    valid and perhaps test; its labels in fairseq's order."""
 
     description: ClassVar[str] = "{}: pieces and labels for sentence_prediction."
     title: str
-    rows: tuple[int, ...]
-    columns: Columns
-    held_out: Columns | None = None  # columns of valid and test, if they differ
+    parts: tuple[tuple[str, int, Columns], ...]
     labels: tuple[str, ...] = ("0", "1")
-    names: tuple[str, ...] = ("train.tsv", "dev.tsv")
     spellings: tuple[tuple[str, str], ...] = ()  # other words for the same label
 
     def files(self, run: Run) -> list[RequiredFile]:
-        return [required(run.name, name) for name in self.names]
-
-    def columns_of(self, split: str) -> Columns:
-        return self.columns if split == "train" else self.held_out or self.columns
+        return [required(run.name, name) for name, _, _ in self.parts]
 
     def classes(self) -> Labels:
         return Labels({**{name: name for name in self.labels}, **dict(self.spellings)})
@@ -52,10 +46,10 @@ class LabelledSet(pieces.PieceSet):
         paths = dict(zip(SPLITS, run.sources.obtain(self.files(run)).values()))
         vocab, scratch = self.start(run, folder), folder / "scratch"
         classes, report = self.classes(), []
-        for (split, path), documented in zip(paths.items(), self.rows):
-            with Split(scratch, split, len(self.columns.texts)) as found:
+        for (split, path), (_, documented, columns) in zip(paths.items(), self.parts):
+            with Split(scratch, split, len(columns.texts)) as found:
                 for rows in ordered_map(
-                    _encode_rows, chunked(read_rows(path, self.columns_of(split))), run.workers,
+                    _encode_rows, chunked(read_rows(path, columns)), run.workers,
                     pieces.load, vocab, not run.args.cased,
                 ):  # fmt: skip
                     for row in rows:
@@ -76,36 +70,42 @@ class LabelledSet(pieces.PieceSet):
         return [*report, f"{rows_of_table:,} rows of the embedding, with <mask>"]
 
 
+def _train_and_dev(train: int, dev: int, columns: Columns) -> tuple[tuple[str, int, Columns], ...]:
+    return ("train.tsv", train, columns), ("dev.tsv", dev, columns)
+
+
 _ENTAILMENT = ("contradiction", "neutral", "entailment")
 SETS = {
     # Is a sentence acceptable English?
-    "glue_cola": LabelledSet("CoLA", (8551, 1043), _columns(2, 4, header=False)),
+    "glue_cola": LabelledSet("CoLA", _train_and_dev(8551, 1043, _columns(2, 4, header=False))),
     # Does the first text entail the second? `test` is the mismatched part of the held-out pairs.
     "glue_mnli": LabelledSet(
         "MNLI",
-        (392702, 9815, 9832),
-        _columns(12, 9, 10),
-        _columns(16, 9, 10),
-        labels=_ENTAILMENT,
-        names=("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv"),
+        (
+            ("train.tsv", 392702, _columns(12, 9, 10)),
+            ("dev_matched.tsv", 9815, _columns(16, 9, 10)),
+            ("dev_mismatched.tsv", 9832, _columns(16, 9, 10)),
+        ),
+        _ENTAILMENT,
     ),
     # Do two sentences say the same? Its licence forbids GLUE to distribute the split: train.tsv and
     # dev.tsv come from --from.
-    "glue_mrpc": LabelledSet("MRPC", (3668, 408), _columns(1, 4, 5)),
+    "glue_mrpc": LabelledSet("MRPC", _train_and_dev(3668, 408, _columns(1, 4, 5))),
     "glue_rte": LabelledSet(
-        "RTE", (2490, 277), _columns(4, 2, 3), labels=("entailment", "not_entailment")
+        "RTE", _train_and_dev(2490, 277, _columns(4, 2, 3)), ("entailment", "not_entailment")
     ),
     # Is a phrase of a film review positive?
-    "glue_sst2": LabelledSet("SST-2", (67349, 872), _columns(2, 1)),
+    "glue_sst2": LabelledSet("SST-2", _train_and_dev(67349, 872, _columns(2, 1))),
     # MNLI translated for training. BERT's own script reads XNLI in Chinese only, and the paper's
     # results fit that.
     "glue_xnli": LabelledSet(
         "XNLI (Chinese)",
-        (392702, 2490, 5010),
-        _columns(3, 1, 2),
-        _columns(2, 7, 8, chinese=True),
-        labels=_ENTAILMENT,
-        names=("multinli.train.zh.tsv", "xnli.dev.tsv", "xnli.test.tsv"),
+        (
+            ("multinli.train.zh.tsv", 392702, _columns(3, 1, 2)),
+            ("xnli.dev.tsv", 2490, _columns(2, 7, 8, chinese=True)),
+            ("xnli.test.tsv", 5010, _columns(2, 7, 8, chinese=True)),
+        ),
+        _ENTAILMENT,
         spellings=(("contradictory", "contradiction"),),
     ),
 }

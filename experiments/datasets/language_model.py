@@ -12,27 +12,11 @@ from typing import ClassVar
 
 from experiments.datasets import PrepareError
 from experiments.datasets.binarize import dictionary_size, preprocess
-from experiments.datasets.cli import DataSet, Result, Run
+from experiments.datasets.cli import DataSet, Result, Run, split_commas
 from experiments.datasets.sources import RequiredFile, required
 from experiments.datasets.text import read_lines
 
 SPLITS = ("train", "valid", "test")
-
-
-def count(path: Path, vocabulary: set[str], grow: bool) -> tuple[int, int, int]:
-    """(lines, tokens with end-of-line, tokens outside the vocabulary); `grow` adds them to it."""
-    lines = tokens = unknown = 0
-    for line in read_lines(path):
-        words = line.split()
-        lines += 1
-        tokens += len(words) + 1
-        if grow:
-            vocabulary.update(words)
-        else:
-            unknown += sum(word not in vocabulary for word in words)
-    if not lines:
-        raise PrepareError(f"{path}: is empty")
-    return lines, tokens, unknown
 
 
 @dataclass(frozen=True)
@@ -53,7 +37,7 @@ class TextSet(DataSet):
 
     def options(self, run: Run) -> Result:
         text = run.args.splits
-        chosen = [part.strip() for part in text.split(",") if part.strip()]
+        chosen = split_commas(text)
         if not {"train"} <= set(chosen) <= set(SPLITS):
             raise PrepareError(
                 f"--splits {text}: choose from train,valid,test; train gives the dictionary and "
@@ -71,11 +55,18 @@ class TextSet(DataSet):
         vocabulary: set[str] = set()
         report = []
         for split, path in paths.items():
-            lines, tokens, unknown = count(path, vocabulary, grow=split == "train")
+            lines = tokens = unknown = 0
+            for line in read_lines(path):
+                words = line.split()
+                lines += 1
+                tokens += len(words) + 1
+                if split == "train":
+                    vocabulary.update(words)
+                unknown += sum(word not in vocabulary for word in words)
             run.expect(f"{split} lines", lines, self.lines[split])
             run.expect(f"{split} tokens with end-of-line", tokens, self.tokens[split])
-            words = f"{tokens:,} tokens with end-of-line, {unknown:,} unknown"
-            report.append(f"{split}: {lines:,} lines, {words}")
+            found = f"{tokens:,} tokens with end-of-line, {unknown:,} unknown"
+            report.append(f"{split}: {lines:,} lines, {found}")
         # Types as the papers count them: words, <unk> and end-of-line.
         types = len(vocabulary | {"<unk>"}) + 1
         run.expect("types with <unk> and end-of-line", types, self.types)

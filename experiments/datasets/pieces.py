@@ -9,6 +9,7 @@ import argparse
 import io
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, Iterable, NamedTuple
 
@@ -18,7 +19,7 @@ from experiments.datasets import PrepareError
 from experiments.datasets.binarize import write_dictionary
 from experiments.datasets.checksums import hash_file
 from experiments.datasets.cli import DataSet, Result, Run
-from experiments.datasets.text import clean, read_lines, read_text, worker_pool
+from experiments.datasets.text import clean, ordered_map, read_lines, read_text
 
 VOCAB = "vocab.txt"
 MODEL = "spm.model"
@@ -164,13 +165,13 @@ def train_sentencepiece(
 ) -> None:
     """Train a model of exactly `size` pieces (the four specials among them) and write it; `flag`
     is the one that gave the size."""
-    # In its own process, so that its memory is freed before the next step.
-    with worker_pool(1) as pool:
-        try:
-            data = pool.submit(_train, paths, size, kind, coverage).result()
-        except (RuntimeError, OSError) as error:
-            said = str(error).rsplit("] ", 1)[-1]  # without the source location
-            raise PrepareError(f"{flag} {size}: SentencePiece says: {said}") from error
+    train = partial(_train, size=size, kind=kind, coverage=coverage)
+    try:
+        # Not in this process, so that the memory is freed before the next step.
+        (data,) = ordered_map(train, [paths], workers=2)
+    except (RuntimeError, OSError) as error:
+        said = str(error).rsplit("] ", 1)[-1]  # without the source location
+        raise PrepareError(f"{flag} {size}: SentencePiece says: {said}") from error
     processor = spm.SentencePieceProcessor(model_proto=data)
     if processor.get_piece_size() != size:
         raise PrepareError(

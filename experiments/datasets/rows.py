@@ -18,7 +18,7 @@ from experiments.datasets import PrepareError
 from experiments.datasets.text import LineWriter, read_lines
 
 SPLITS = ("train", "valid", "test")
-_LARGEST_FIELD = 1 << 24  # characters; a quote that is never closed stops here
+csv.field_size_limit(1 << 24)  # characters; a quote that is never closed stops here
 
 
 class Row(NamedTuple):
@@ -55,7 +55,6 @@ def _records(path: Path, tab: bool) -> Iterator[tuple[int, list[str]]]:
             if line.strip("\r\n"):
                 yield number, line.rstrip("\r\n").split("\t")
         return
-    old_limit = csv.field_size_limit(_LARGEST_FIELD)
     reader = csv.reader(read_lines(path), strict=True)
     try:
         for fields in reader:
@@ -63,8 +62,6 @@ def _records(path: Path, tab: bool) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, fields
     except csv.Error as error:
         raise PrepareError(f"{path}, line {reader.line_num}: broken quotes ({error})") from error
-    finally:
-        csv.field_size_limit(old_limit)
 
 
 def _place(name: str, names: Sequence[str], path: Path, columns: Columns) -> int:
@@ -80,21 +77,17 @@ def _place(name: str, names: Sequence[str], path: Path, columns: Columns) -> int
     return list(names).index(name)
 
 
-def _first(path: Path, records: Iterator[tuple[int, list[str]]]) -> tuple[int, list[str]]:
-    for record in records:
-        return record
-    raise PrepareError(f"{path}: is empty")
-
-
 def count_columns(path: Path, columns: Columns) -> int:
-    """How many columns a row of this file has, by its first row."""
-    return len(_first(path, _records(path, columns.tab))[1])
+    """How many columns a row of this file has, by its first row; 0 if there is none."""
+    return len(next(_records(path, columns.tab), (0, []))[1])
 
 
 def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """The texts of a file; PrepareError for whatever is not one."""
     records = _records(path, columns.tab)
-    first = _first(path, records)
+    first = next(records, None)
+    if first is None:
+        raise PrepareError(f"{path}: is empty")
     label, *texts = (
         _place(name, first[1], path, columns) for name in (columns.label, *columns.texts)
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Callable, Sequence, Tuple, TypeVar
@@ -47,9 +47,8 @@ def _section(data: str) -> tuple[dict[str, Digest], dict[str, list[str]]]:
             places[name].append(line.strip())
         elif line:
             name, *facts = line.split()
-            digits = dict(item.split(":") for item in facts[1:])
             size = int(facts[0]) if facts and facts[0] != "-" else None
-            digests[name] = Digest(size, **digits)
+            digests[name] = Digest(size, *(facts[1].split(":") if facts[1:] else ()))
             places[name] = []
     return digests, places
 
@@ -74,39 +73,38 @@ def required(data: str, name: str) -> RequiredFile:
     return RequiredFile(name, tuple(routes), digests.get(name, UNKNOWN), tuple(aliases))
 
 
+@dataclass
 class Sources:
     """Finds wanted files in `folder` (--from), or downloads them under `work`."""
 
-    def __init__(
-        self, folder: Path | None, work: Path, downloader: Downloader, optional: str = ""
-    ) -> None:
-        self.folder = folder
-        self.work = work
-        self.downloader = downloader
-        self.checks = downloader.checks
-        self.optional = optional  # the flag that leaves out a part of the data set
-        self.used: dict[str, Path] = {}  # by wanted file, the file or archive that it came from
-        self._said: set[str] = set()
-        if folder is not None and not folder.is_dir():
-            raise PrepareError(f"--from {folder}: no such folder")
+    folder: Path | None
+    work: Path
+    downloader: Downloader
+    optional: str = ""  # the flag that leaves out a part of the data set
+    used: dict[str, Path] = field(default_factory=dict)  # by wanted file, it or its archive
 
-    def locate(self, wanted: RequiredFile) -> tuple[Path, Remote | None] | None:
-        """The file in --from, or an archive there that contains it and its route."""
+    def __post_init__(self) -> None:
+        self.checks = self.downloader.checks
+        if self.folder is not None and not self.folder.is_dir():
+            raise PrepareError(f"--from {self.folder}: no such folder")
+
+    def locate(self, wanted: RequiredFile) -> tuple[Path, Remote] | None:
+        """The file in --from, or an archive there that contains it, and its route."""
         assert self.folder is not None
         members = [r.member for r in wanted.routes if r.member and "*" not in r.member]
         for name in [wanted.name, *wanted.aliases, *members]:
             if (self.folder / name).is_file():
-                return self.folder / name, None
+                return self.folder / name, Remote(wanted.name, (), wanted.digest)
         for route in wanted.routes:
             # Not by the last part of an address: WMT18 and WMT19 both have a test.tgz.
             if route.member is not None and (self.folder / route.name).is_file():
                 return self.folder / route.name, route
         return None
 
-    def local(self, wanted: Sequence[RequiredFile]) -> dict[str, tuple[Path, Remote | None]]:
+    def local(self, wanted: Sequence[RequiredFile]) -> dict[str, tuple[Path, Remote]]:
         """Every wanted file in --from, verified but not yet unpacked."""
-        places = {item.name: self.locate(item) for item in wanted}
-        missing = [item for item in wanted if places[item.name] is None]
+        found = {item.name: place for item in wanted if (place := self.locate(item))}
+        missing = [item for item in wanted if item.name not in found]
         if missing:
             routes = [route for item in missing for route in item.routes if route.member]
             archives = list(dict.fromkeys(route.name for route in routes))
@@ -114,12 +112,9 @@ class Sources:
             names = ", ".join(item.name for item in missing)
             advice = f"; {self.optional} leaves out what you do not have" if self.optional else ""
             raise PrepareError(f"--from {self.folder}: no {names}{also}{advice}")
-        found = {}
-        for item in wanted:
-            place = found[item.name] = places[item.name] or (Path(), None)
-            what = place[1] or item
-            self.checks.require(place[0], what.name, what.digest)
-            self.used[item.name] = place[0]
+        for name, (path, route) in found.items():
+            self.checks.require(path, route.name, route.digest)
+            self.used[name] = path
         return found
 
     def obtain(self, wanted: Sequence[RequiredFile]) -> dict[str, Path]:
@@ -128,17 +123,15 @@ class Sources:
         places = self.local(wanted) if self.folder is not None else {}
         for item in wanted:
             left = [other for other in wanted if other.name not in paths]
-            path, route = places.get(item.name, (None, None))
-            if item not in left:
+            if item.name in paths:
                 continue
-            if path is None:
-                choices = [(item, route) for route in item.routes]
-                paths.update(self.first(choices, partial(self.unpack, left)))
-            elif route is None:
-                paths[item.name] = path
-            else:
+            if item.name in places:
+                path, route = places[item.name]
                 same = [other for other in left if places[other.name][0] == path]
                 paths.update(self.unpack(same, (item, route), path))
+            else:
+                choices = [(item, route) for route in item.routes]
+                paths.update(self.first(choices, partial(self.unpack, left)))
         return {item.name: paths[item.name] for item in wanted}
 
     def unpack(self, wanted: Sequence[RequiredFile], choice: Choice, path: Path) -> dict[str, Path]:
@@ -157,10 +150,7 @@ class Sources:
         targets = {other.name: folder / other.name for other in members}
         extract(path, {member: targets[other.name] for other, member in members.items()})
         for other in members:
-            try:
-                self.checks.require(targets[other.name], other.name, other.digest)
-            except PrepareError as error:
-                raise PrepareError(f"{error} (from {path})") from error
+            self.checks.require(targets[other.name], other.name, other.digest)
             self.used[other.name] = path
         return targets
 
@@ -172,13 +162,17 @@ class Sources:
         careful = False
         for choice in choices:
             item, route = choice
-            name, known = route.name, self._known(item, route)
+            name = route.name
+            # A checksum of the download verifies the file, and so does one of the member.
+            known = bool(self.checks.digest(name, route.digest).algorithm)
+            if route.member is not None and self.checks.digest(item.name, item.digest).algorithm:
+                known = True
             if careful and not known:
                 reasons.append(f"{name} is not used instead, because it has no known checksum")
                 continue
             if reasons:
                 doubt = "" if known else " (it has no known checksum)"
-                self._say(f"{reasons[-1]}; trying {name} instead{doubt}")
+                print(f"{reasons[-1]}; trying {name} instead{doubt}", file=sys.stderr)
             try:
                 return self.downloader.get(route, partial(use, choice), known)
             except PrepareError as error:
@@ -186,15 +180,3 @@ class Sources:
                 reasons.append(str(error))
         hint = "run again to resume, or pass --from DIR with the files in it"
         raise PrepareError(f"{'; '.join(reasons)} ({hint})")
-
-    def _known(self, item: RequiredFile, route: Remote) -> bool:
-        """Whether a known checksum verifies the file of this route."""
-        digests = [self.checks.digest(route.name, route.digest)]
-        if route.member is not None:
-            digests.append(self.checks.digest(item.name, item.digest))
-        return any(digest.best() is not None for digest in digests)
-
-    def _say(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
-            print(message, file=sys.stderr)

@@ -89,15 +89,29 @@ def _work(item: Any) -> Any:
     return _function(item)
 
 
-@contextlib.contextmanager
-def worker_pool(
-    workers: int, function: Any = None, load: Any = None, arguments: tuple[Any, ...] = ()
-) -> Iterator[ProcessPoolExecutor]:
-    """Processes that are stopped immediately if the parent is interrupted or fails."""
+def ordered_map(
+    function: Callable[..., _Out],
+    items: Iterable[Any],
+    workers: int,
+    load: Callable[..., Any] | None = None,
+    *arguments: Any,
+) -> Iterator[_Out]:
+    """map() over processes, results in order, with only a few items read ahead. `load(*arguments)`
+    is called once in each process, and what it returns comes before the item. The processes are
+    stopped immediately if the parent is interrupted or fails."""
+    if workers <= 1:
+        yield from map(function if load is None else partial(function, load(*arguments)), items)
+        return
     setup = (function, load, arguments)
     pool = ProcessPoolExecutor(workers, initializer=_start_worker, initargs=setup)
+    waiting: deque[Future[_Out]] = deque()
     try:
-        yield pool
+        for item in items:
+            waiting.append(pool.submit(_work, item))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
     except BaseException as error:
         # Without this, leaving the pool would wait for work that is no longer needed.
         for process in list((getattr(pool, "_processes", None) or {}).values()):
@@ -109,28 +123,6 @@ def worker_pool(
         raise
     finally:
         pool.shutdown(wait=True)
-
-
-def ordered_map(
-    function: Callable[..., _Out],
-    items: Iterable[Any],
-    workers: int,
-    load: Callable[..., Any] | None = None,
-    *arguments: Any,
-) -> Iterator[_Out]:
-    """map() over processes, results in order, with only a few items read ahead. `load(*arguments)`
-    is called once in each process, and what it returns comes before the item."""
-    if workers <= 1:
-        yield from map(function if load is None else partial(function, load(*arguments)), items)
-        return
-    with worker_pool(workers, function, load, arguments) as pool:
-        waiting: deque[Future[_Out]] = deque()
-        for item in items:
-            waiting.append(pool.submit(_work, item))
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
 
 
 class LineWriter(contextlib.ExitStack):

@@ -9,14 +9,13 @@ import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Iterator, NamedTuple
+from typing import Any, ClassVar, Dict, Iterator, Tuple
 
 from experiments.datasets import PrepareError
 from experiments.datasets.binarize import dictionary_size, preprocess_shards, write_dictionary
 from experiments.datasets.checksums import hash_files
-from experiments.datasets.cli import DataSet, Run
+from experiments.datasets.cli import DataSet, Result, Run, at_least, split_commas
 from experiments.datasets.download import progress
-from experiments.datasets.folders import Result
 from experiments.datasets.parallel import (
     LANGUAGES,
     clean_chunk,
@@ -30,12 +29,8 @@ from experiments.datasets.sources import Choice, RequiredFile, required
 from experiments.datasets.text import LineWriter, ordered_map
 
 
-class Stage(NamedTuple):
-    """A cleaned corpus: text.en and text.de in its folder, what it was made of, and its counts."""
-
-    folder: Path
-    key: Result
-    counts: Result
+# A cleaned corpus: the folder of text.en and text.de; what it was made of, with checksums; counts.
+Stage = Tuple[Path, Dict[str, str], Result]
 
 
 def text_lines(folders: list[Path]) -> Iterator[tuple[bytes, bytes]]:
@@ -62,8 +57,8 @@ def _dropped(counts: Result) -> str:
     return f"; dropped: {', '.join(sorted(reasons))}" if reasons else ""
 
 
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _values(run: Run, *flags: str) -> Result:
+    return {flag: getattr(run.args, flag) for flag in flags}
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,8 @@ class EnglishGerman(DataSet):
     title: str
     # The forms of each corpus, tried in order: one file, or two that are side by side.
     corpora: dict[str, list[str]]
-    test_files: tuple[str, str]  # {} stands for the name of the test set
+    test_files: tuple[str, str]  # source and reference; {} stands for the name of the test set
+    held_out: tuple[str, str]  # names of the test sets that are `valid` and, by default, `test`
     lines: dict[str, int]  # documented, of corpora and test sets
     pairs: int  # documented, without empty and malformed ones
     pieces: int
@@ -86,38 +82,61 @@ class EnglishGerman(DataSet):
         add("--vocab-size", type=int, default=self.pieces, metavar="N",
             help="joint pieces, specials among them (default: %(default)s)")  # fmt: skip
         add("--spm-type", choices=("bpe", "unigram"), default="bpe", help="(default: %(default)s)")
-        # Flags of large sets: all text, no limits, one file.
-        parser.set_defaults(spm_sample=0, seed=1, max_len=None, max_ratio=None, shard_pairs=0)
+        # What only some sets have flags for: all corpora, all of their text, no limits, one file.
+        parser.set_defaults(corpora=",".join(self.corpora), paracrawl="", spm_sample=0, seed=1,
+                            max_len=None, max_ratio=None, shard_pairs=0,
+                            test_sets=self.held_out[1])  # fmt: skip
 
     def chosen(self, run: Run) -> list[str]:
-        """The corpora to read."""
-        return list(self.corpora)
+        """The corpora of --corpora, in our order."""
+        names = split_commas(run.args.corpora)
+        if not names or not set(names) <= set(self.corpora):
+            known = ",".join(self.corpora)
+            raise PrepareError(f"--corpora {run.args.corpora}: choose from {known}")
+        return [name for name in self.corpora if name in names]
 
-    def form(self, run: Run, corpus: str) -> list[RequiredFile]:
-        """The files of a corpus."""
-        return [required(run.name, name) for name in self.corpora[corpus][0].split()]
+    def forms(self, run: Run, corpus: str) -> list[list[RequiredFile]]:
+        """The forms of a corpus to try, that of --paracrawl first; with --from, the one in there."""
+        ending = f".{run.args.paracrawl}" if corpus == "paracrawl" else ""
+        names = sorted(self.corpora[corpus], key=lambda name: ending not in name)
+        forms = [[required(run.name, name) for name in form.split()] for form in names]
+        if run.args.from_dir is None:
+            return forms
+        found = [form for form in forms if all(run.sources.locate(item) for item in form)]
+        return (found or forms)[:1]
 
     def test_sets(self, run: Run) -> dict[str, str]:
         """fairseq's name -> the set's, for the held-out text."""
-        raise NotImplementedError
+        tests = enumerate(split_commas(run.args.test_sets))
+        return {"valid": self.held_out[0], **{f"test{n or ''}": title for n, title in tests}}
 
     def test_set(self, run: Run, title: str) -> list[RequiredFile]:
-        """Source and reference of a test set."""
         return [required(run.name, name.format(title)) for name in self.test_files]
 
     def files(self, run: Run) -> list[RequiredFile]:
-        forms = [self.form(run, corpus) for corpus in self.chosen(run)]
-        forms += [self.test_set(run, title) for title in self.test_sets(run).values()]
-        return [item for form in forms for item in form]
+        found = [self.forms(run, corpus)[0] for corpus in self.chosen(run)]
+        found += [self.test_set(run, title) for title in self.test_sets(run).values()]
+        return [item for form in found for item in form]
 
     def clean_corpus(self, run: Run, corpus: str) -> Stage:
-        """Find or download a corpus, and clean it."""
-        return self.clean(run, corpus, run.sources.obtain(self.form(run, corpus)))
+        """Find or download a corpus, and clean it. If a download turns out to be damaged, the next
+        form is tried."""
+        forms = self.forms(run, corpus)
+        if len(forms) == 1:
+            return self.clean(run, corpus, run.sources.obtain(forms[0]))
+        choices = {(form[0], route): form for form in forms for route in form[0].routes}
+
+        def use(choice: Choice, path: Path) -> Stage:
+            files = run.sources.unpack(choices[choice], choice, path)
+            return self.clean(
+                run, corpus, {item.name: files[item.name] for item in choices[choice]}
+            )
+
+        return run.sources.first(list(choices), use)
 
     def clean(self, run: Run, corpus: str, files: dict[str, Path]) -> Stage:
         """Clean the files of a corpus in a stage of its own."""
         inputs = hash_files(run.sources.used[name] for name in files)
-        key: Result = {"corpus": corpus, "inputs": inputs}
 
         def build(partial: Path) -> Result:
             run.say(f"{corpus}: reading and cleaning")
@@ -136,10 +155,10 @@ class EnglishGerman(DataSet):
             run.expect(f"{corpus} lines", counts["read"], self.lines.get(corpus, counts["read"]))
             return dict(counts)
 
-        folder, counts = run.stage(f"clean-{corpus}", key, build)
+        folder, counts = run.stage(f"clean-{corpus}", inputs, build)
         if not run.args.keep:  # now, to save disk space
             shutil.rmtree(run.work / "extracted", ignore_errors=True)
-        return Stage(folder, key, counts)
+        return folder, inputs, counts
 
     def train_pieces(self, run: Run, folders: list[Path], total: int, key: Any) -> Path:
         """The SentencePiece model of the training text, or of a sample of it."""
@@ -181,7 +200,7 @@ class EnglishGerman(DataSet):
         return run.stage("encoded", key, build)
 
     def build(self, run: Run, folder: Path) -> list[str]:
-        args, scratch = run.args, folder / "scratch"
+        scratch = folder / "scratch"
         # Test sets are small, so errors show early.
         held_out = {}
         for name, title in self.test_sets(run).items():
@@ -189,18 +208,12 @@ class EnglishGerman(DataSet):
             held_out[name] = pairs = read_test_set(paths)
             run.expect(f"{title} pairs", len(pairs), self.lines.get(title, len(pairs)))
         stages = {corpus: self.clean_corpus(run, corpus) for corpus in self.chosen(run)}
-        folders = [stage.folder for stage in stages.values()]
-        total = sum(stage.counts["kept"] for stage in stages.values())
-        key: Result = {
-            "corpora": [stage.key for stage in stages.values()],
-            "vocab_size": args.vocab_size,
-            "spm_type": args.spm_type,
-            "sample": args.spm_sample,
-            "seed": args.seed,
-        }
+        folders = [stage for stage, _, _ in stages.values()]
+        total = sum(counts["kept"] for _, _, counts in stages.values())
+        key = _values(run, "vocab_size", "spm_type", "spm_sample", "seed")
+        key["corpora"] = [inputs for _, inputs, _ in stages.values()]
         model = self.train_pieces(run, folders, total, key)
-        key = {"spm": key, "max_len": args.max_len, "max_ratio": args.max_ratio,
-               "shard": args.shard_pairs, "dictionary": "counted"}  # fmt: skip
+        key = {"spm": key, **_values(run, "max_len", "max_ratio", "shard_pairs")}
         encoded, result = self.encode_train(run, folders, total, model, key)
         shutil.copyfile(model, folder / MODEL)
         (folder / "raw").mkdir()
@@ -208,7 +221,9 @@ class EnglishGerman(DataSet):
             with LineWriter(folder / "raw" / name, LANGUAGES) as raw:
                 for pair in pairs:
                     raw.write(*pair)
-            lines = [(self.plain(one).encode(), self.plain(other).encode()) for one, other in pairs]
+            # Entities of SGM become characters, as in the other text.
+            plain = html.unescape if self.test_files[0].endswith(".sgm") else str
+            lines = [(plain(one).encode(), plain(other).encode()) for one, other in pairs]
             encode(model, lines, LineWriter(scratch / name, LANGUAGES), workers=1)
         base = ["--source-lang", "en", "--target-lang", "de", "--joined-dictionary"]
         base += ["--srcdict", str(encoded / "dict.txt")]
@@ -217,9 +232,9 @@ class EnglishGerman(DataSet):
         held = ["--validpref", prefixes[0], "--testpref", ",".join(prefixes[1:])]
         preprocess_shards(folder, base, shards, held, run.workers)
         report = []
-        for corpus, (_, own, counts) in stages.items():
+        for corpus, (_, inputs, counts) in stages.items():
             found = f"{counts['read']:,} read, {counts['kept']:,} pairs kept"
-            report.append(f"{corpus} ({', '.join(own['inputs'])}): {found}{_dropped(counts)}")
+            report.append(f"{corpus} ({', '.join(inputs)}): {found}{_dropped(counts)}")
         known = f" (documented: {self.pairs:,})" if len(stages) == len(self.corpora) else ""
         report.append(f"after cleaning: {total:,} pairs{known}")
         kept = f"{result['counts']['kept']:,} pairs in {result['shards']} shard(s)"
@@ -231,30 +246,21 @@ class EnglishGerman(DataSet):
         entries = dictionary_size(folder / "dict.en.txt")
         return [*report, f"{entries:,} dictionary entries in fairseq, joint"]
 
-    def plain(self, line: str) -> str:
-        """A line of a test set as a model reads it."""
-        return line
-
 
 class Multi30k(EnglishGerman):
     """Captions of task 1."""
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         super().add_flags(parser)
-        parser.add_argument("--test-sets", default="test_2016_flickr", metavar="A,B",
+        parser.add_argument("--test-sets", default=self.held_out[1], metavar="A,B",
             help="become fairseq's test, test1, ...; e.g. test_2017_flickr, test_2017_mscoco, "
             "test_2018_flickr (default: %(default)s)")  # fmt: skip
 
     def options(self, run: Run) -> Result:
-        tests = _names(run.args.test_sets)
+        tests = split_commas(run.args.test_sets)
         if not tests:
             raise PrepareError("--test-sets: name at least one, such as test_2016_flickr")
-        sizes = {"vocab_size": run.args.vocab_size, "spm_type": run.args.spm_type}
-        return {"test_sets": tests, **sizes}
-
-    def test_sets(self, run: Run) -> dict[str, str]:
-        tests = enumerate(_names(run.args.test_sets))
-        return {"valid": "val", **{f"test{n or ''}": name for n, name in tests}}
+        return {"test_sets": tests, **_values(run, "vocab_size", "spm_type")}
 
 
 class Wmt19(EnglishGerman):
@@ -282,56 +288,10 @@ class Wmt19(EnglishGerman):
             help="pairs per binarised training file (default: %(default)s)")  # fmt: skip
 
     def options(self, run: Run) -> Result:
-        for flag, lowest in (("vocab_size", 16), ("spm_sample", 1), ("max_len", 1),
-                             ("max_ratio", 1), ("shard_pairs", 1)):  # fmt: skip
-            value = getattr(run.args, flag)
-            if value < lowest:
-                name = flag.replace("_", "-")
-                raise PrepareError(f"--{name} {value}: must be at least {lowest}")
+        at_least(run.args, vocab_size=16, spm_sample=1, max_len=1, max_ratio=1, shard_pairs=1)
         flags = ("paracrawl", "vocab_size", "spm_type", "spm_sample", "seed", "max_len",
                  "max_ratio", "shard_pairs")  # fmt: skip
-        return {**{flag: getattr(run.args, flag) for flag in flags}, "corpora": self.chosen(run)}
-
-    def chosen(self, run: Run) -> list[str]:
-        names = _names(run.args.corpora)
-        if not names or not set(names) <= set(self.corpora):
-            known = ",".join(self.corpora)
-            raise PrepareError(f"--corpora {run.args.corpora}: choose from {known}")
-        return [name for name in self.corpora if name in names]
-
-    def forms(self, run: Run, corpus: str) -> list[list[RequiredFile]]:
-        """The forms to try, with the one of --paracrawl first."""
-        ending = f".{run.args.paracrawl}" if corpus == "paracrawl" else ""
-        names = sorted(self.corpora[corpus], key=lambda name: ending not in name)
-        return [[required("wmt19", name) for name in form.split()] for form in names]
-
-    def form(self, run: Run, corpus: str) -> list[RequiredFile]:
-        """The form that is in --from."""
-        forms = self.forms(run, corpus)
-        for form in forms:
-            if all(run.sources.locate(item) is not None for item in form):
-                return form
-        return forms[0]
-
-    def test_sets(self, run: Run) -> dict[str, str]:
-        return {"valid": "newstest2018", "test": "newstest2019"}
-
-    def clean_corpus(self, run: Run, corpus: str) -> Stage:
-        if run.args.from_dir is not None:
-            return super().clean_corpus(run, corpus)
-        forms = self.forms(run, corpus)
-        choices = {(form[0], route): form for form in forms for route in form[0].routes}
-
-        def use(choice: Choice, path: Path) -> Stage:
-            files = run.sources.unpack(choices[choice], choice, path)
-            return self.clean(
-                run, corpus, {item.name: files[item.name] for item in choices[choice]}
-            )
-
-        return run.sources.first(list(choices), use)
-
-    def plain(self, line: str) -> str:
-        return html.unescape(line)
+        return {**_values(run, *flags), "corpora": self.chosen(run)}
 
 
 SETS = {
@@ -339,6 +299,7 @@ SETS = {
         title="Multi30k English-German",
         corpora={"train": ["train.de train.en"]},
         test_files=("{}.en", "{}.de"),
+        held_out=("val", "test_2016_flickr"),
         lines={"train": 29000, "val": 1014, "test_2016_flickr": 1000},
         pairs=29000,
         pieces=8000,
@@ -354,6 +315,7 @@ SETS = {
             "rapid": ["rapid2019.de-en.de rapid2019.de-en.en", "rapid2019.de-en.tmx"],
         },
         test_files=("{}-ende-src.en.sgm", "{}-ende-ref.de.sgm"),
+        held_out=("newstest2018", "newstest2019"),
         lines={"commoncrawl": 2399123, "newstest2018": 2998, "newstest2019": 1997},
         pairs=38690334,
         pieces=32000,

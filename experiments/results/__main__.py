@@ -1,13 +1,123 @@
-"""python -m experiments.results: write docs/results.md and the pictures from the data."""
+"""python -m experiments.results: write docs/results.md and the picture from the data.
+
+The picture is BLEU against bytes on the demo corpus: full table, DPQ, and what others do. Each row
+is the demo's model, trained once, stored, and used to translate the test set.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from experiments.results import PAGE, load, markdown
-from experiments.results.size_figure import draw, measure
-from fairseq_dpq.runs.folder import write_whole
+from experiments.demo import commands, table
+from experiments.demo.commands import Model, Setting
+from experiments.demo.corpus import TARGET
+from experiments.demo.run import jobs as demo_jobs
+from experiments.results import FIGURE, HERE, PAGE, ROOT, load, markdown
+from experiments.score import bleu, read_lines, read_translations
+from fairseq_dpq.figures import style
+from fairseq_dpq.runs.folder import RunsError, working_in, write_whole
+from fairseq_dpq.runs.runner import Facts, Job, Runner, Step
+from fairseq_dpq.sweeps.figures import mark_bytes
+
+DATA = HERE / f"{FIGURE}.json"
+SIZES = ((8, 16), (32, 16))  # K, D
+PQ, SCALAR, LOW_RANK = (
+    "product quantisation after training",
+    "scalar quantisation after training",
+    "low rank, trained",
+)
+MARKERS = {"DPQ-SX": "o", "DPQ-VQ": "s", PQ: "^", SCALAR: "v", LOW_RANK: "D"}
+
+
+def rows() -> list[tuple[str, str, str, str, str]]:
+    """Name, family, label, flags of training, flags of fairseq-dpq-quantize."""
+    out = [("full", "full table", "", "", "")]
+    for K, D in SIZES:
+        size, label = f"--dpq-K {K} --dpq-D {D}", f"K={K} D={D}"
+        for method in ("sx", "vq"):
+            flags = f"{size} --dpq-method {method}"
+            out.append((f"{method}-{K}-{D}", f"DPQ-{method.upper()}", label, flags, ""))
+        out.append((f"pq-{K}-{D}", PQ, label, "", size))
+    for bits in (8, 4, 2):
+        flags = f"--form scalar --bits {bits}"
+        out.append((f"scalar-{bits}", SCALAR, f"{bits} bits", "", flags))
+    for rank in (3, 6):
+        flags = f"--dpq-method low_rank --dpq-rank {rank}"
+        out.append((f"rank-{rank}", LOW_RANK, f"rank {rank}", flags, ""))
+    return out
+
+
+def _job(out: Path, setting: Setting, name: str, training: str, quantizing: str) -> Job:
+    steps, stored, after = [], f"{name}/checkpoint_best.pt", "data"
+    if quantizing:
+        trained, stored, after = "full/checkpoint_best.pt", f"{name}.pt", "full"
+        words = ["fairseq-dpq-quantize", trained, stored, *quantizing.split(), "--force"]
+        steps.append(Step("store", words, cwd=out))
+    else:
+        words = [*commands.train(setting, Model(name, name)), *training.split()]
+        steps.append(Step("train", words, cwd=out, fresh=(out / name,), weight=10))
+    if training:
+        trained, stored = stored, f"{name}.pt"
+        words = ["fairseq-dpq-compact", trained, stored, "--force"]
+        steps.append(Step("store", words, cwd=out))
+    words = commands.generate(Model(name, name))
+    words[words.index("--path") + 1] = stored
+    steps.append(Step("generate", words, cwd=out))
+
+    def finish(path: Path, job: Job, facts: list[Facts]) -> Facts:
+        found = read_translations(job.folder / "generate.log")
+        score = bleu(found, read_lines(out / "corpus" / f"test.{TARGET}"), "none")["BLEU"]
+        return {"bytes": table.measure(path)[0], "bleu": round(score, 2)}
+
+    return Job(name, out / "logs" / name, steps, partial(finish, out / stored), (after,))
+
+
+def measure(out: Path) -> None:
+    """Train, store and translate; what an earlier call did is kept."""
+    setting = Setting()
+    with working_in(out):
+        todo = [demo_jobs(out, setting)[0]]
+        todo += [_job(out, setting, name, *flags) for name, _, _, *flags in rows()]
+        results = Runner(todo).run(threads=1)
+        found = []
+        for name, family, label, *_ in rows():
+            if "bleu" not in results.get(name, {}):
+                raise RunsError(f"{name} failed: {results.get(name, {}).get('error')}")
+            own = {key: results[name][key] for key in ("bytes", "bleu")}
+            found.append({"name": name, "family": family, "label": label, **own})
+    lines = ",\n".join(f" {json.dumps(row)}" for row in found)
+    write_whole(DATA, f"[\n{lines}\n]\n")
+
+
+def draw() -> list[Path]:
+    """BLEU of the test set against the bytes of the table; the full table as a dashed line."""
+    found: list[dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
+    with style.figure((7.2, 3.6)) as figure:
+        axes = figure.subplots()
+        full = next(row for row in found if row["name"] == "full")
+        ink = style.LIGHT.ink
+        axes.axhline(full["bleu"], color=ink, linestyle="--", linewidth=1)
+        axes.plot(full["bytes"], full["bleu"], "*", color=ink, markersize=9, label="full table")
+        for (family, marker), colour in zip(MARKERS.items(), style.LIGHT.series):
+            mine = sorted((r for r in found if r["family"] == family), key=lambda r: r["bytes"])
+            x, y = [r["bytes"] for r in mine], [r["bleu"] for r in mine]
+            axes.plot(x, y, marker=marker, color=colour, linewidth=1.2, label=family)
+            for row in mine if family != "DPQ-VQ" else []:  # of the sizes of SX
+                on_the_line = full["bleu"] - 3 <= row["bleu"] <= full["bleu"]
+                offset = (6, -10) if on_the_line else (6, -3)
+                place: Any = {"textcoords": "offset points", "fontsize": 7, "color": ink}
+                axes.annotate(row["label"], (row["bytes"], row["bleu"]), offset, **place)
+        axes.set_xscale("log")
+        mark_bytes(axes)
+        axes.set_ylim(0, 100)
+        axes.set_xlabel("size of the embedding table")
+        axes.set_ylabel("BLEU of the test set")
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 0.05))
+        return style.save(figure, ROOT / "docs" / "figures" / FIGURE)
 
 
 def main() -> None:

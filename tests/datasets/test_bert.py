@@ -73,7 +73,7 @@ def test_interrupted_run_keeps_the_finished_files(
     (text / "w.txt").write_bytes(b"the\ncat \xff\n")
     assert prepare("bert", flags(text)) == 2
     errors = capsys.readouterr().err
-    assert errors.count("\n") == 1 and "w.txt: line 2: not UTF-8 text" in errors
+    assert errors.count("\n") == 1 and "w.txt, line 2: not UTF-8 text" in errors
     assert not (text / "bin").exists()
     (text / "w.txt").write_text("the .\n")
     assert prepare("bert", flags(text)) == 0

@@ -11,8 +11,9 @@ import pytest
 
 from experiments.datasets import PrepareError
 from experiments.datasets.__main__ import prepare
-from experiments.datasets.classification import SETS, ZhangSet, is_held_out
-from experiments.datasets.rows import Columns, Labels, read_rows
+from experiments.datasets.checksums import UNKNOWN
+from experiments.datasets.classification import SETS, is_held_out
+from experiments.datasets.rows import Columns, Labels, Row, read_rows
 from experiments.datasets.sources import required
 from fairseq_dpq.cli.classify import split_words
 from helpers.data_server import Server, make_tgz, tree, write_checksums
@@ -85,21 +86,18 @@ def test_bad_rows(tmp_path: Path, text: str | bytes, columns: Columns, message: 
     assert str(tmp_path / "rows") in str(error.value) or "--header" in message
 
 
+def find(labels: Labels, stored: str, line: int = 1) -> str:
+    return labels.find(Row(stored, (), line), Path("f"))
+
+
 def test_labels_are_in_the_order_of_numbers_or_letters() -> None:
-    labels = Labels(listed=False, open=True)
-    for stored in ("10", "2", "1"):
-        labels.find(stored, Path("f"), 1)
-    assert labels.in_order() == ["1", "2", "10"]
-    words = Labels(listed=False, open=True)
-    assert [words.find(s, Path("f"), 1) for s in ("b", "a c")] == ["b", "a_c"]
-    assert words.in_order() == ["a_c", "b"]
-    with pytest.raises(PrepareError, match="line 3: two labels would be called 'a_c'"):
-        words.find("a_c", Path("f"), 3)
-    with pytest.raises(PrepareError, match="f, line 4: '<pad>' cannot be a label"):
-        words.find("<pad>", Path("f"), 4)
-    words.close(Path("f"))
-    with pytest.raises(PrepareError, match="f, line 9: unknown label 'd'; the classes are b, a c"):
-        words.find("d", Path("f"), 9)
+    for given, order in ((("10", "2", "1"), ["1", "2", "10"]), (("b", "a c"), ["a_c", "b"])):
+        labels = Labels(open=True)
+        assert [find(labels, stored) for stored in given] == [s.replace(" ", "_") for s in given]
+        labels.close(Path("f"))
+        assert list(labels.names.values()) == order
+    with pytest.raises(PrepareError, match="f, line 9: unknown label 'd'; the classes are a c, b"):
+        find(labels, "d", 9)
 
 
 def test_held_out_part_has_its_size_and_depends_on_the_seed() -> None:
@@ -113,14 +111,15 @@ def test_held_out_part_has_its_size_and_depends_on_the_seed() -> None:
 # ---- the sets ----
 
 
-ZHANG = {name: data for name, data in SETS.items() if isinstance(data, ZhangSet)}
+ZHANG = {name: data for name, data in SETS.items() if data.classes}
 
 
 @pytest.mark.parametrize("name", ZHANG)
 def test_sets_are_those_of_the_paper(name: str) -> None:
     data = ZHANG[name]
-    assert len(data.classes) == len(set(data.classes))
-    assert (len(data.classes), data.documents["train"], data.documents["test"]) == {
+    classes = data.classes.split()
+    assert len(classes) == len(set(classes))
+    assert (len(classes), data.documents["train"], data.documents["test"]) == {
         "ag_news": (4, 120_000, 7_600),
         "yahoo_answers": (10, 1_400_000, 60_000),
         "dbpedia": (14, 560_000, 70_000),
@@ -128,8 +127,7 @@ def test_sets_are_those_of_the_paper(name: str) -> None:
         "yelp_full": (5, 650_000, 50_000),
     }[name]
     for wanted in (required(name, f"{split}.csv") for split in ("train", "test")):
-        assert all(route.digest for route in wanted.routes if "torch" not in str(route))
-        assert all(not c.split()[1:] for c in data.classes)
+        assert all(route.digest != UNKNOWN for route in wanted.routes if "torch" not in str(route))
     assert data.columns.count == 1 + len(data.columns.texts)
 
 
@@ -165,9 +163,10 @@ def test_ag_news_from_an_archive_on_the_network(
     names = [f"{s}.{end}" for s in ("train", "valid", "test") for end in ("bin", "idx")]
     expected = [f"{part}/{name}" for part in ("input0", "label") for name in [*names, "dict.txt"]]
     assert tree(out) == sorted([*expected, "prepare.json"])
-    assert (out / "label" / "dict.txt").read_text().split()[::2] == list(ZHANG["ag_news"].classes)
-    stamp = json.loads((out / "prepare.json").read_text())["result"]
-    counts = {split: numbers[0] for split, numbers in stamp["counts"].items()}
+    assert (out / "label" / "dict.txt").read_text().split()[::2] == ZHANG["ag_news"].classes.split()
+    report = json.loads((out / "prepare.json").read_text())["result"]["report"]
+    assert all(f"| {line}\n" in printed for line in report)
+    counts = {line.split(":")[0]: int(line.split()[1]) for line in report[:3]}
     assert counts["train"] + counts["valid"] == 400 and counts["test"] == 50
     assert 5 <= counts["valid"] <= 40
     ids = np.fromfile(out / "label" / "test.bin", dtype=np.uint16).reshape(50, 2)
@@ -217,6 +216,9 @@ def test_csv_files_give_the_same_bytes_with_any_number_of_workers(
     assert "81 types in the training file; 5 dictionary entries in fairseq" in printed  # b
 
 
+NUMBERED = "".join(f"{{0}},x{i}\n{{1}},y{i}\n" for i in range(60))
+
+
 @pytest.mark.parametrize(
     ("train", "test", "flags", "message"),
     [
@@ -247,6 +249,8 @@ def test_csv_files_give_the_same_bytes_with_any_number_of_workers(
         ("a,x\nb,y\n", "a,x\n", ["--min-count", "0"], "--min-count 0: must be at least 1"),
         ("a,x\nb,y\n", "a,x\n", ["--valid", "nowhere"], "--valid nowhere: no such file"),
         ("a,x\nb,y\n", "a,x\n", ["--text-columns", ","], "name at least one column"),
+        (NUMBERED.format("a b", "a_b"), "a_b,x\n", [], "entry 2, 'a_b', occurs twice"),
+        (NUMBERED.format("a", "<pad>"), "a,x\n", [], "entry 1, '<pad>', occurs twice"),
     ],
 )
 def test_errors_are_one_line_and_leave_nothing(

@@ -21,7 +21,7 @@ from experiments.datasets.download import Downloader, Remote
 from helpers.data_server import Server, messages
 
 BODY = random.Random(1).getrandbits(8 * 700_000).to_bytes(700_000, "big")
-GOOD = Digest(size=len(BODY), sha256=hashlib.sha256(BODY).hexdigest())
+GOOD = Digest(len(BODY), "sha256", hashlib.sha256(BODY).hexdigest())
 
 
 class Loader(Downloader):
@@ -123,7 +123,7 @@ def test_mirror_flag_replaces_the_addresses(server: Server, tmp_path: Path) -> N
 def test_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
     bad = bytes([BODY[0] ^ 1]) + BODY[1:]
     server.files["/a.bin"] = bad
-    with pytest.raises(PrepareError, match="wrong checksum: sha256 .* expected " + GOOD.sha256):  # type: ignore[operator]
+    with pytest.raises(PrepareError, match="wrong checksum: sha256 .* expected " + GOOD.value):
         downloader(tmp_path).path(Remote("a.bin", (server.url + "/a.bin",), GOOD))
     assert list(tmp_path.iterdir()) == []
     skip = Checks(frozenset({"a.bin"}))
@@ -256,9 +256,9 @@ def test_checksum_file_takes_all_three_kinds(tmp_path: Path) -> None:
     path = tmp_path / "sums"
     path.write_text(f"{'a' * 64}  x/one\n{'B' * 40} *two\n# note\n{'c' * 32}  three\n")
     assert read_checksum_file(path) == {
-        "one": Digest(sha256="a" * 64),
-        "two": Digest(sha1="b" * 40),
-        "three": Digest(md5="c" * 32),
+        "one": Digest(None, "sha256", "a" * 64),
+        "two": Digest(None, "sha1", "b" * 40),
+        "three": Digest(None, "md5", "c" * 32),
     }
     path.write_text("abc one\n")
     with pytest.raises(PrepareError, match="line 1"):

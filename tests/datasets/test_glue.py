@@ -19,8 +19,8 @@ VOCABULARY = [*SPECIALS, "a", "b", "c", '"', ".", "\u4e2d"]
 def rows(path: Path, name: str, split: str) -> list[tuple[tuple[str, ...], str]]:
     data = SETS[name]
     labels = data.classes()
-    found = read_rows(path, data.columns_of(split))
-    return [(row.texts, labels.find(row.label, path, row.line)) for row in found]
+    found = read_rows(path, data.parts[split == "valid"][2])
+    return [(row.texts, labels.find(row, path)) for row in found]
 
 
 def mnli_line(label: str, where: int) -> str:

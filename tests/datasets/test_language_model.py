@@ -121,9 +121,9 @@ def test_closed_vocabulary_is_checked_for_documented_files(
 @pytest.mark.parametrize(
     ("remove", "flags", "message"),
     [
-        ("ptb.test.txt", [], "missing split test (no ptb.test.txt); add it, or pass --splits "
-         "train,valid"),
-        ("ptb.train.txt", [], "missing split train (no ptb.train.txt)"),
+        ("ptb.test.txt", [], "no ptb.test.txt (nor simple-examples.tgz, ptb.zip); --splits leaves "
+         "out what you do not have"),
+        ("ptb.train.txt", [], "no ptb.train.txt (nor "),
         ("", [], "ptb.train.txt: wrong size"),
         ("", ["--splits", "valid,test"], "train gives the dictionary"),
         ("", ["--splits", "train,dev"], "choose from train,valid,test"),

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from experiments.datasets import PrepareError
-from experiments.datasets.checksums import UNKNOWN, Checks, Digest
+from experiments.datasets.checksums import UNKNOWN, Checks, Digest, hash_files
 from experiments.datasets.download import Downloader, Remote
-from experiments.datasets.sources import RequiredFile, Sources
-from experiments.datasets.wmt19 import held_out_files
+from experiments.datasets.sources import RequiredFile, Sources, required
 from helpers.data_server import Server, make_tgz, messages, tree
 
 TEXT = b"eins\nzwei\n" * 100
@@ -23,7 +22,7 @@ PAGE = b"<html>please log in</html>"
 
 
 def digest(data: bytes) -> Digest:
-    return Digest(len(data), hashlib.sha256(data).hexdigest())
+    return Digest(len(data), "sha256", hashlib.sha256(data).hexdigest())
 
 
 def network(work: Path, **kwargs: object) -> Sources:
@@ -68,7 +67,7 @@ def test_bad_archive_is_replaced_by_the_next_address_and_route(
     assert lines[2].endswith("; trying b.tgz instead")
     assert tree(tmp_path / "downloads") == ["b.tgz"]
     used = hashlib.sha256(archive).hexdigest()
-    assert sources.checks.hashes(sources.used.values()) == {"b.tgz": used}
+    assert hash_files(sources.used.values()) == {"b.tgz": used}
 
 
 def test_bad_archive_is_not_kept_for_the_next_run(server: Server, tmp_path: Path) -> None:
@@ -147,7 +146,7 @@ def test_no_unverified_file_is_used_on_a_full_disk(server: Server, tmp_path: Pat
     good = gzip.compress(TEXT)
     server.files = {"/a.gz": good, "/b.gz": good, "/c.gz": good}
     server.length["/a.gz"] = 1 << 60
-    known = Digest(sha256=digest(good).sha256)
+    known = digest(good)._replace(size=None)
     unchecked, checked = packed(server, "b.gz"), packed(server, "c.gz", known)
     for routes in ([unchecked], [unchecked, checked]):
         wanted = [RequiredFile("a", (packed(server, "a.gz", known), *routes))]
@@ -162,7 +161,7 @@ def test_no_unverified_file_is_used_on_a_full_disk(server: Server, tmp_path: Pat
 def test_archives_in_a_folder_are_found_by_name(tmp_path: Path) -> None:
     """test.tgz is WMT19's and never WMT18's; dev.tgz is WMT19's and never WMT20's."""
     sources = Sources(tmp_path, tmp_path / "w", Downloader(tmp_path / "w", Checks()))
-    wanted = [held_out_files(name)[0] for name in ("valid", "test")]
+    wanted = [required("wmt19", f"newstest{year}-ende-src.en.sgm") for year in (2018, 2019)]
 
     def found() -> list[tuple[str, str] | None]:
         held = [sources.locate(item) for item in wanted]

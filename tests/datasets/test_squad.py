@@ -68,13 +68,13 @@ def test_pieces_of_an_answer() -> None:
             "question q7: its context does not have the answer 'dog' at",
         ),
         ("squad1", {"id": "q7"}, "not a SQuAD file: no 'question'"),
-        ("squad1", {"id": "q7", "question": 7}, "question 'q7': 'question' is not a string"),
+        ("squad1", {"id": "q7", "question": 7}, "question 'q7': 'question' is not of type str"),
         (
             "squad1",
             {"id": "q7", "question": "who", "answers": [{"text": "Cats"}]},
             "not a SQuAD file: no 'answer_start'",
         ),
-        ("squad1", item("q7", "Cats", "4"), "an 'answer_start' is not a whole number"),
+        ("squad1", item("q7", "Cats", "4"), "question 'q7': 'answer_start' is not of type int"),
     ],
 )
 def test_bad_answers_give_one_line_and_no_folder(

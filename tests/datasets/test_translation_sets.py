@@ -73,8 +73,8 @@ def test_multi30k_from_the_network(
     flags += ["--vocab-size", 150, "--test-sets", "test_2016_flickr,test_2017_flickr"]
     assert prepare("multi30k", [str(flag) for flag in [*flags, "--workers", 2]]) == 0
     printed = capsys.readouterr().out
-    assert "train: 298 pairs; 2 dropped: empty side\n" in printed
-    assert "test1 (test_2017_flickr): 25 pairs\n" in printed
+    assert "train (train.de.gz, train.en.gz): 300 read, 298 pairs kept; dropped: 2 " in printed
+    assert "test1 (test_2017_flickr from test_2017_flickr.de.gz, test_2017_flickr" in printed
     assert "150 dictionary entries in fairseq, joint" in printed
     assert (out / "dict.en.txt").read_bytes() == (out / "dict.de.txt").read_bytes()
     text = [line for lang in ("en", "de") for line in read_back(out, "train", "en-de", lang)]
@@ -125,7 +125,7 @@ def test_multi30k_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
     files["val.de"] = files["val.de"].split(b"\n", 1)[1]
     (source / "val.de").write_bytes(files["val.de"])
-    assert "val.en has 20 lines, " in error("--no-checksum", "--vocab-size", "150")
+    assert "val.de has 19 lines, " in error("--no-checksum", "--vocab-size", "150")
 
 
 def iwslt_files() -> dict[str, bytes]:

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary, data_utils
 
-from experiments.datasets import PrepareError, pairs, readers, wmt19
+from experiments.datasets import parallel
 from experiments.datasets.__main__ import prepare
-from experiments.datasets.readers import clean_chunk, read_tasks
+from experiments.datasets.parallel import clean_chunk, read_tasks
+from experiments.datasets.translation import write_sample
 from helpers import wmt_files as wmt
 from helpers.data_server import Server, make_tgz, make_zip, messages, tree, write_checksums
 
@@ -137,7 +138,7 @@ def _failures() -> list[tuple[str, str, bytes, str]]:
     return [
         ("commoncrawl", CRAWL, make_tgz({**crawl, "../evil": b"1"}), "'../evil' points outside"),
         ("commoncrawl", CRAWL, make_tgz({"other.de": b"1"}), "no member commoncrawl.de-en.de"),
-        ("commoncrawl", CRAWL, make_tgz(short), "de has 40 lines, "),
+        ("commoncrawl", CRAWL, make_tgz(short), "en has 1 lines, "),
         ("rapid", RAPID, make_zip({**wmt.parallel("rapid2019.de-en", wmt.RAPID), "/evil": b"1"}),
          "'/evil' points outside"),
         ("rapid", RAPID, b"<html>", "is not a tar, zip or gzip"),
@@ -269,7 +270,8 @@ def test_a_bad_file_without_a_checksum_is_not_kept(
     [
         (["--corpora", "europarl,gutenberg"], "choose from europarl,paracrawl,commoncrawl,"),
         (["--max-ratio", "0.5"], "--max-ratio 0.5: must be at least 1"),
-        (["--corpora", "rapid"], "no rapid (rapid2019.de-en.zip or rapid2019.de-en.de or "),
+        (["--corpora", "rapid"], "rapid2019.de-en.en, newstest2018-ende-src.en.sgm, "),
+        (["--corpora", "rapid"], "; --corpora leaves out what you do not have"),
     ],
 )
 def test_flags(
@@ -285,25 +287,25 @@ def test_flags(
 def test_blocks_may_be_split_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(readers, "_BLOCK", block)
+    monkeypatch.setattr(parallel, "_BLOCK", block)
     europarl = tmp_path / "a.tsv"
     europarl.write_bytes(wmt.UNPACKED["europarl-v9.de-en.tsv"])
     chunks = [clean_chunk(task) for task in read_tasks([europarl])]
-    assert sum(chunk.counts["kept"] for chunk in chunks) == 62
-    assert sum(chunk.counts["read"] for chunk in chunks) == 68
-    sides = [b"".join(getattr(chunk, side) for chunk in chunks) for side in ("german", "english")]
+    assert sum(counts["kept"] for *_, counts in chunks) == 62
+    assert sum(counts["read"] for *_, counts in chunks) == 68
+    sides = [b"".join(chunk[side] for chunk in chunks) for side in (1, 0)]
     rows = list(zip(*(side.decode().split("\n")[:-1] for side in sides)))
     special = [('Er sagte "ja', 'He said "yes'), ("Zeile eins", "line one")]
     assert rows == [*wmt.EUROPARL[:20], *special, *wmt.EUROPARL[20:]]
     tmx = tmp_path / "a.tmx"
     tmx.write_bytes(wmt.UNPACKED["en-de.bicleaner07.tmx"])
     chunks = [clean_chunk(task) for task in read_tasks([tmx])]
-    english = b"".join(chunk.english for chunk in chunks).decode().splitlines()
+    english = b"".join(chunk[0] for chunk in chunks).decode().splitlines()
     assert sorted(english) == sorted(pair[1] for pair in wmt.PARACRAWL)
     # The txt form of ParaCrawl has English first.
     text = tmp_path / "a.txt"
     text.write_bytes(wmt.PARACRAWL_TXT)
-    german = b"".join(clean_chunk(task).german for task in read_tasks([text]))
+    german = b"".join(clean_chunk(task)[1] for task in read_tasks([text]))
     assert german.decode().splitlines() == [pair[0] for pair in wmt.PARACRAWL]
 
 
@@ -312,25 +314,13 @@ def test_sample_is_exact_and_seeded(tmp_path: Path) -> None:
         (tmp_path / f"text.{language}").write_text("".join(f"{i}\n" for i in range(1000)))
     found = []
     for seed in (1, 1, 2):
-        assert wmt19._write_sample([tmp_path], 1000, 250, seed, tmp_path / "out") == 250
+        assert write_sample([tmp_path], 1000, 250, seed, tmp_path / "out") == 250
         lines = (tmp_path / "out").read_text().splitlines()
         assert lines[::2] == lines[1::2]
         found.append([int(line) for line in lines[::2]])
     assert found[0] == found[1] != found[2]
     assert 400 < sum(found[0]) / 250 < 600  # from the whole text
-    assert wmt19._write_sample([tmp_path], 1000, 5000, 1, tmp_path / "out") == 1000
-
-
-def test_a_held_out_set_keeps_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Words:
-        def encode_all(self, lines: list[str]) -> list[list[str]]:
-            return [line.split() for line in lines]
-
-    monkeypatch.setattr(pairs, "SentencePieces", lambda model: Words())
-    wmt19._encode_held_out(Path("m"), (["a &amp; b", ""], ["c", "d"]), tmp_path / "valid")
-    assert (tmp_path / "valid.en").read_text() == "a & b\n\n"
-    with pytest.raises(PrepareError, match="test: 1 lines encoded of 2"):
-        wmt19._encode_held_out(Path("m"), (["a", "b"], ["c"]), tmp_path / "test")
+    assert write_sample([tmp_path], 1000, 5000, 1, tmp_path / "out") == 1000
 
 
 def test_stamp_is_the_same_on_every_machine(tmp_path: Path) -> None:
