@@ -30,7 +30,6 @@ from experiments.datasets.sources import RequiredFile, required
 from experiments.datasets.text import chunked, ordered_map
 from fairseq_dpq.cli.classify import split_words
 
-
 Plan = Tuple[Dict[str, Path], Columns, Labels]  # the files of train, perhaps valid and test
 
 
@@ -51,7 +50,7 @@ class Documents(DataSet):
     description: ClassVar[str] = ("{}: download, check, split into words and a held-out part, "
                                   "fairseq-preprocess.")  # fmt: skip
     title: str
-    columns: Columns = Columns()
+    columns: Columns
     classes: str = ""  # those that the files call 1, 2, ...
     documents: dict[str, int] = field(default_factory=dict)
     paper_types: int = 0
@@ -199,7 +198,7 @@ class CsvFiles(Documents):
 
 _REVIEW = Columns("1", ("2",), 2, escaped_newlines=True)
 SETS: dict[str, Documents] = {
-    "csv_files": CsvFiles("your files"),
+    "csv_files": CsvFiles("your files", Columns()),
     "ag_news": Documents(
         title="AG News",
         # A lost line break is a bare backslash here, so that "\\new" is the word "new".

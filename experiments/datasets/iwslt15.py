@@ -11,7 +11,7 @@ from experiments.datasets.cli import DataSet, Run
 from experiments.datasets.detokenize import detokenize
 from experiments.datasets.parallel import parallel_lines
 from experiments.datasets.sources import RequiredFile, required
-from experiments.datasets.text import LineWriter, read_lines, read_text
+from experiments.datasets.text import LineWriter, read_lines
 
 LANGUAGES = ("en", "vi")
 # fairseq's name -> the set's, its number of lines
@@ -22,9 +22,7 @@ VOCABULARY = {"en": 17191, "vi": 7709}  # including those three
 
 def read_vocabulary(path: Path) -> list[str]:
     """The words of a released vocabulary without its three specials."""
-    words = read_text(path).split("\n")
-    if words[-1] == "":
-        words.pop()
+    words = [line.rstrip("\n") for line in read_lines(path)]
     if words[:3] != SPECIALS:
         raise PrepareError(f"{path}: begins with {words[:3]}, expected {SPECIALS}")
     return words[3:]

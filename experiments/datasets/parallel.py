@@ -26,7 +26,6 @@ from experiments.datasets.text import (
     open_bytes,
     ordered_map,
     read_lines,
-    read_text,
 )
 
 LANGUAGES = ("en", "de")
@@ -179,7 +178,7 @@ def _read_sgm(path: Path) -> list[tuple[str, str, str]]:
     """
     document = ""
     segments: list[tuple[str, str, str]] = []
-    for match in _SGM.finditer(read_text(path)):
+    for match in _SGM.finditer("".join(read_lines(path))):
         if match.group("seg") is None:
             document = match.group("doc")
         else:

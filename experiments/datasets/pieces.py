@@ -19,7 +19,7 @@ from experiments.datasets import PrepareError
 from experiments.datasets.binarize import write_dictionary
 from experiments.datasets.checksums import hash_file
 from experiments.datasets.cli import DataSet, Result, Run
-from experiments.datasets.text import clean, ordered_map, read_lines, read_text
+from experiments.datasets.text import clean, ordered_map, read_lines
 
 VOCAB = "vocab.txt"
 MODEL = "spm.model"
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 def read_vocabulary(path: Path) -> list[str]:
     """The lines of a vocab.txt, which must have BERT's five specials."""
-    pieces = [line.rstrip("\r") for line in read_text(path).split("\n")]
+    pieces = [line.rstrip("\r\n") for line in read_lines(path)]
     while pieces and not pieces[-1]:
         pieces.pop()
     missing = [name for name in SPECIALS if name not in pieces]

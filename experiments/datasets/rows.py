@@ -149,22 +149,15 @@ class Split(LineWriter):
         self.parts = [*(f"input{side}" for side in range(sides)), "label"]
         super().__init__(folder / name, self.parts)
         self.labels: Counter[str] = Counter()
-        self.words: Counter[str] = Counter()
-        self.empty = 0
+        self.words: Counter[str] = Counter()  # or pieces
+        self.rows = self.length = self.empty = 0
 
     def add(self, texts: Sequence[str], label: str) -> None:
         """Texts as words or pieces, separated by spaces."""
         self.write(*texts, label)
+        words = [word for text in texts for word in text.split()]
         self.labels[label] += 1
-        self.empty += not any(texts)
-        for text in texts:
-            self.words.update(text.split())
-
-    @property
-    def rows(self) -> int:
-        return sum(self.labels.values())
-
-    @property
-    def length(self) -> int:
-        """Words or pieces of all texts."""
-        return sum(self.words.values())
+        self.words.update(words)
+        self.rows += 1
+        self.length += len(words)
+        self.empty += not words

@@ -14,7 +14,7 @@ from experiments.datasets import PrepareError, pieces
 from experiments.datasets.binarize import dictionary_size, preprocess_parts
 from experiments.datasets.cli import Run
 from experiments.datasets.sources import RequiredFile, required
-from experiments.datasets.text import LineWriter, chunked, ordered_map, read_text
+from experiments.datasets.text import LineWriter, chunked, ordered_map, read_lines
 
 PARTS = ("question", "context")
 _PARAGRAPHS = 200  # in a chunk
@@ -24,7 +24,7 @@ Paragraphs = List[Dict[str, Any]]
 def read_paragraphs(path: Path) -> Paragraphs:
     """All paragraphs with their questions, which have the fields that are read later."""
     try:
-        data = json.loads(read_text(path))
+        data = json.loads("".join(read_lines(path)))
         paragraphs = [p for article in data["data"] for p in article["paragraphs"]]
         for paragraph in paragraphs:
             _check("a context", paragraph["context"], str)

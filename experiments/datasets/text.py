@@ -49,14 +49,6 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
             raise PrepareError(f"{path}: cut short or damaged ({error})") from error
 
 
-def read_text(path: Path) -> str:
-    """A small file, with its line breaks as they are."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PrepareError(f"{path}: not UTF-8 text ({error})") from error
-
-
 def read_lines(path: Path) -> Iterator[str]:
     """Lines of a plain or gzipped file, split at line feeds alone, which they keep."""
     with open_bytes(path) as stream:

@@ -28,7 +28,6 @@ from experiments.datasets.pieces import MODEL, SentencePieces, train_sentencepie
 from experiments.datasets.sources import Choice, RequiredFile, required
 from experiments.datasets.text import LineWriter, ordered_map
 
-
 # A cleaned corpus: the folder of text.en and text.de; what it was made of, with checksums; counts.
 Stage = Tuple[Path, Dict[str, str], Result]
 
@@ -74,7 +73,7 @@ class EnglishGerman(DataSet):
     held_out: tuple[str, str]  # names of the test sets that are `valid` and, by default, `test`
     lines: dict[str, int]  # documented, of corpora and test sets
     pairs: int  # documented, without empty and malformed ones
-    pieces: int
+    pieces: int  # the default of --vocab-size
     coverage: float = 1.0  # of the characters by the pieces
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
@@ -96,7 +95,7 @@ class EnglishGerman(DataSet):
         return [name for name in self.corpora if name in names]
 
     def forms(self, run: Run, corpus: str) -> list[list[RequiredFile]]:
-        """The forms of a corpus to try, that of --paracrawl first; with --from, the one in there."""
+        """The forms of a corpus to try, that of --paracrawl first; with --from the one in it."""
         ending = f".{run.args.paracrawl}" if corpus == "paracrawl" else ""
         names = sorted(self.corpora[corpus], key=lambda name: ending not in name)
         forms = [[required(run.name, name) for name in form.split()] for form in names]
