@@ -27,8 +27,8 @@ def is_current(folder: Path, key: Mapping[str, Any]) -> Result | None:
         if stamp is None or stamp["key"] != json.loads(json.dumps(key)):
             return None
         sizes = {name: (folder / name).stat().st_size for name in stamp["files"]}
-        result: Result = stamp["result"]
-    except (OSError, KeyError, TypeError):
+        result: Result = dict(stamp["result"])
+    except (OSError, KeyError, TypeError, ValueError):
         return None
     return result if sizes == stamp["files"] else None
 
