@@ -4,6 +4,7 @@ the whole table while it is good."""
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from typing import Any, Callable, Iterable, NamedTuple
 
 import torch
@@ -13,24 +14,25 @@ from fairseq_dpq.training.codebook import RegularizerTerm
 from fairseq_dpq.training.distances import wide_dtype
 
 _UNCOLLECTED = 64  # forward passes whose regulariser may wait
-_NOTED = 8  # evaluation batches whose regulariser may wait for a log
 
 
 class PendingRegularizers:
     """The regularisers of one table."""
 
     def __init__(self) -> None:
-        self.waiting: list[RegularizerTerm] = []
+        self.waiting: deque[RegularizerTerm] = deque(maxlen=_UNCOLLECTED)
         self.uncollected = 0  # forward passes of training since one was collected
         self.collected = self.warned = False
 
     def add(self, term: RegularizerTerm) -> None:
         """Keep one of training. Nobody collects them if there are too many."""
+        self.waiting.append(term)
         self.uncollected += 1
         if self.uncollected > _UNCOLLECTED:
             self._warn()
-        if len(self.waiting) >= _UNCOLLECTED:
-            self.waiting.clear()
+
+    def note(self, term: RegularizerTerm) -> None:
+        """Keep one of evaluation for a log; it enters no loss."""
         self.waiting.append(term)
 
     def check_collected(self) -> None:
@@ -50,19 +52,15 @@ class PendingRegularizers:
 
     def drop(self) -> None:
         """Forget what a batch has left: it is not the next one's."""
-        self.waiting = []
-
-    def note(self, term: RegularizerTerm) -> None:
-        """Keep one of evaluation for a log; it enters no loss."""
-        self.waiting = [*self.waiting[1 - _NOTED :], term]
+        self.waiting.clear()
 
     def pop(self) -> tuple[Tensor, Tensor] | None:
         """Weighted regulariser and squared error, each a mean over tokens, and forget them."""
-        waiting, self.waiting = self.waiting, []
-        if not waiting:
+        if not self.waiting:
             return None
+        totals, errors, counts = zip(*self.waiting)
+        self.waiting.clear()
         self.uncollected, self.collected = 0, True
-        totals, errors, counts = zip(*waiting)
         return torch.stack(totals).sum() / sum(counts), torch.stack(errors).sum() / sum(counts)
 
 
@@ -115,7 +113,3 @@ class TableCache:
             if self._built.rows.requires_grad:
                 self._built.rows.register_hook(lambda _: self.drop())
         return self._built
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Neither copied nor pickled: tensors with a graph could not be.
-        return {"_state": None, "_built": None}

@@ -4,14 +4,15 @@ and Nakayama (2018), whose first step is `fairseq-dpq-quantize --form additive_c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Mapping
 
 from torch import Tensor
 
 from fairseq_dpq.config import option
-from fairseq_dpq.methods.additive import AdditiveMethod, AdditiveOptions, added
+from fairseq_dpq.methods.additive import AdditiveMethod, AdditiveOptions
 from fairseq_dpq.methods.files import read_codes
 from fairseq_dpq.methods.random_codes import StoredCodes
-from fairseq_dpq.training.codebook import Codebook, TrainOutput
+from fairseq_dpq.training.codebook import Codebook
 from fairseq_dpq.training.initialization import Trained
 from fairseq_dpq.training.trackers import Shapes
 
@@ -32,7 +33,7 @@ class FixedCodes(AdditiveMethod[FixedOptions], StoredCodes[FixedOptions]):
         own = super().shapes(c, num_embeddings, embedding_dim)
         return {"query": (num_embeddings, c.D), **own}
 
-    def initialize(self, parameters: dict[str, Tensor], c: FixedOptions, tied: bool) -> None:
+    def initialize(self, parameters: Mapping[str, Tensor], c: FixedOptions, tied: bool) -> None:
         """Random codes until a file is read."""
         AdditiveMethod.initialize(self, parameters, c, tied)
         StoredCodes.initialize(self, parameters, c, tied)
@@ -44,14 +45,6 @@ class FixedCodes(AdditiveMethod[FixedOptions], StoredCodes[FixedOptions]):
                 "additive_codes, then fairseq-dpq-export, make one of a trained full checkpoint"
             )
         book.query.data.copy_(read_codes(c.codes, tuple(book.query.shape), c.K))
-
-    def train(self, rows: Tensor, book: Codebook, c: FixedOptions) -> TrainOutput:
-        codes = self.codes(rows, book, c)
-        out, moments = self.compose(added(None, book.values.float(), codes), book, c)
-        return TrainOutput(out, codes=codes, moments=moments)
-
-    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: FixedOptions) -> Tensor:
-        return self.rebuild_sums(None, codes, book, c)
 
     def start_from_table(self, book: Codebook, c: FixedOptions, trained: Trained) -> None:
         codes = self.codes(book.query[trained.real], book, c)

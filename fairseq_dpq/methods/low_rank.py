@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fairseq_dpq.config import option
 from fairseq_dpq.forms.low_rank import factorize
 from fairseq_dpq.methods.base import Method, MethodOptions, Need
-from fairseq_dpq.training.codebook import Codebook, TrainOutput
+from fairseq_dpq.training.codebook import Codebook
 from fairseq_dpq.training.initialization import Trained
 from fairseq_dpq.training.trackers import Shapes
 
@@ -31,11 +32,8 @@ class LowRank(Method[LowRankOptions]):
     name = "low_rank"
     summary = "no codes, a narrow table times a matrix"
     options = LowRankOptions
-    switch = "rank"
     sized_by = ("rank",)
-    has_codes = False
     forms = ("low_rank",)
-    splits_rows = False
 
     def validate(self, c: LowRankOptions, embedding_dim: int | None, need: Need) -> None:
         if embedding_dim is not None:
@@ -44,8 +42,8 @@ class LowRank(Method[LowRankOptions]):
     def shapes(self, c: LowRankOptions, num_embeddings: int, embedding_dim: int) -> Shapes:
         return {"query": (num_embeddings, c.rank), "values": (c.rank, embedding_dim)}
 
-    def train(self, rows: Tensor, book: Codebook, c: LowRankOptions) -> TrainOutput:
-        return TrainOutput(rows.float() @ book.values.float())
+    def codes(self, rows: Tensor, book: Codebook, c: LowRankOptions) -> Tensor:
+        return rows.new_empty(len(rows), 0, dtype=torch.int64)
 
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: LowRankOptions) -> Tensor:
         return rows.float() @ book.values.float()

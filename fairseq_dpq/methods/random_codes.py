@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Mapping
 
 import torch
 from torch import Tensor
 
-from fairseq_dpq.methods.base import (
-    CO,
-    Method,
-    Need,
-    ProductMethod,
-    ProductOptions,
-)
-from fairseq_dpq.training.codebook import Codebook, TrainOutput
+from fairseq_dpq.methods.base import CO, Method, Need, ProductMethod, ProductOptions
+from fairseq_dpq.training.codebook import Codebook
 from fairseq_dpq.training.codes import by_group, look_up
 from fairseq_dpq.training.initialization import Trained
 from fairseq_dpq.training.kmeans import means
@@ -37,7 +32,7 @@ class StoredCodes(Method[CO]):
     def constants(self, c: CO) -> tuple[str, ...]:
         return ("query",)
 
-    def initialize(self, parameters: dict[str, Tensor], c: CO, tied: bool) -> None:
+    def initialize(self, parameters: Mapping[str, Tensor], c: CO, tied: bool) -> None:
         query = parameters["query"]
         query.copy_(torch.randint(c.K, query.shape, device=query.device))
 
@@ -58,12 +53,7 @@ class RandomCodes(StoredCodes[RandomOptions], ProductMethod[RandomOptions]):
     options = RandomOptions
 
     def shapes(self, c: RandomOptions, num_embeddings: int, embedding_dim: int) -> Shapes:
-        groups = 1 if c.share_subspaces else c.D
-        return {"query": (num_embeddings, c.D), "values": (groups, c.K, embedding_dim // c.D)}
-
-    def train(self, rows: Tensor, book: Codebook, c: RandomOptions) -> TrainOutput:
-        codes = self.codes(rows, book, c)
-        return TrainOutput(look_up(book.values.float(), codes).flatten(1), codes=codes)
+        return {**super().shapes(c, num_embeddings, embedding_dim), "query": (num_embeddings, c.D)}
 
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: RandomOptions) -> Tensor:
         return look_up(book.values.float(), codes).flatten(1)

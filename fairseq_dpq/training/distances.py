@@ -30,12 +30,11 @@ class Dot:
             total += self._term(query[..., i : i + 1], keys[..., i])
         return total
 
-    def features(self, query: Tensor, relative: bool = False) -> Tensor:
-        """What responses are linear in: (tokens, D, m). `relative`: but for what is the same for
-        all keys, which a softmax over them does not see."""
+    def features(self, query: Tensor) -> Tensor:
+        """What responses are linear in: (tokens, D, m)."""
         return query
 
-    def directions(self, keys: Tensor, relative: bool = False) -> tuple[Tensor, Tensor]:
+    def directions(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """(G, K, m) and (G, K): response = <features, direction> + offset."""
         return keys, keys.new_zeros(keys.shape[:-1])
 
@@ -48,17 +47,12 @@ class Euclidean(Dot):
 
     name = "euclidean"
 
-    def features(self, query: Tensor, relative: bool = False) -> Tensor:
-        if relative:
-            return query
+    def features(self, query: Tensor) -> Tensor:
         return torch.cat([query, query.pow(2).sum(-1, keepdim=True)], -1)
 
-    def directions(self, keys: Tensor, relative: bool = False) -> tuple[Tensor, Tensor]:
-        offset = -keys.pow(2).sum(-1)
-        if relative:
-            return 2 * keys, offset
+    def directions(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         minus_one = keys.new_full((*keys.shape[:-1], 1), -1.0)
-        return torch.cat([2 * keys, minus_one], -1), offset
+        return torch.cat([2 * keys, minus_one], -1), -keys.pow(2).sum(-1)
 
     def _term(self, query: Tensor, key: Tensor) -> Tensor:
         difference = query - key
@@ -69,7 +63,7 @@ DISTANCES: dict[str, Dot] = {d.name: d for d in (Dot(), Euclidean())}
 
 
 class Stats(NamedTuple):
-    """Mean and variance of the responses: (D, K), or (1, K) when subspaces are shared."""
+    """Mean and variance, of responses (D, K), or (1, K) when subspaces are shared."""
 
     mean: Tensor
     var: Tensor
@@ -112,13 +106,12 @@ def batch_statistics(query: Tensor, keys: Tensor, distance: Dot) -> Stats | None
     return Stats(mean + offset, var)
 
 
-def batch_normalize(resp: Tensor, shared: bool) -> tuple[Tensor, Stats]:
-    """Normalise responses by this batch's own statistics, per k or per (j, k)."""
-    tokens, D, K = resp.shape
-    flat = resp.reshape(tokens * D, K) if shared else resp.reshape(tokens, D * K)
+def batch_normalize(x: Tensor) -> tuple[Tensor, Stats]:
+    """Batch norm over all but the last dimension, and the statistics (1, size) of this batch."""
+    flat = x.reshape(-1, x.shape[-1])
     out, mean, invstd = torch.native_batch_norm(flat, None, None, None, None, True, 0.0, EPS)
     var = (invstd.detach().pow(-2) - EPS).clamp_min(0)
-    return out.view(tokens, D, K), Stats(mean.detach().view(-1, K), var.view(-1, K))
+    return out.view(x.shape), Stats(mean.detach().unsqueeze(0), var.unsqueeze(0))
 
 
 # Precision ----------------------------------------------------------------------------------------
