@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq_dpq.forms import first_form
 from fairseq_dpq.forms.base import CompactRequest, Form
 from fairseq_dpq.forms.packing import code_dtype
-from fairseq_dpq.kept import Built, PendingRegularizers, TableCache
+from fairseq_dpq.kept import Built, PendingRegularizers, state_of
 from fairseq_dpq.methods import DEFAULT_METHOD
 from fairseq_dpq.methods.base import TableUse, checked_options
 from fairseq_dpq.training.codebook import Codebook
@@ -74,31 +74,34 @@ class DPQEmbedding(nn.Module):
             empty = torch.empty(shape, device=device, dtype=dtype)
             setattr(self, name, nn.Parameter(empty, requires_grad=name not in constants))
         self.trackers = TrackerSet(self.method.trackers(self.config, shapes))
-        for name, shape in self.trackers.buffers().items():
-            # Counters too are float32: averages of checkpoints take no integers.
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.float32, device=device))
+        for tracker in self.trackers:
+            for name, shape in tracker.buffers().items():
+                # Counters too are float32: averages of checkpoints take no integers.
+                self.register_buffer(name, torch.zeros(shape, dtype=torch.float32, device=device))
 
         self.parts = tuple(shapes)  # names of the parameters
         self.regularizers = PendingRegularizers()
-        self._kept = TableCache()
+        # The whole table, until a tensor that it comes from changes
+        self._kept: tuple[Any, Built] | None = None
         self._frozen_codes: Tensor | None = None
         self.reset_parameters()
         if option_files:
             self.load_option_files()
 
+    @torch.no_grad()
     def reset_parameters(self, like: Tensor | None = None, tied: bool = False) -> None:
         """Draw values from N(0, 1), as nn.Embedding does, or, given a table `like`, from that
         table's own initial values, whatever initialiser made them. The start of queries and keys
         is the method's; `tied` if an output layer shares the table."""
-        with torch.no_grad():
-            if like is None:
-                for parameter in self.parameters():
-                    parameter.normal_()
-            else:
-                draw_like(dict(self.named_parameters()), like, self.ignored)
-            self.method.initialize(dict(self.named_parameters()), self.config, tied)
-            if self.ignored is not None:
-                self.query[self.ignored].zero_()
+        parameters = dict(self.named_parameters())
+        if like is not None:
+            draw_like(parameters, like, self.ignored)
+        else:
+            for parameter in parameters.values():
+                parameter.normal_()
+        self.method.initialize(parameters, self.config, tied)
+        if self.ignored is not None:
+            self.query[self.ignored].zero_()
         self.reset_statistics()
 
     def load_option_files(self, path: str = "") -> None:
@@ -157,10 +160,7 @@ class DPQEmbedding(nn.Module):
     def codebook(self, tokens: Tensor | None = None) -> Codebook:
         """The tensors that codes come from; `tokens` are those of a batch."""
         # By name: replicas of DataParallel have tensors where others have parameters.
-        own: dict[str, Any] = {
-            **{name: getattr(self, name) for name in self.parts},
-            **self._buffers,
-        }
+        own = {name: getattr(self, name) for name in (*self.parts, *self._buffers)}
         now, _, last = self.schedule_counts()
         return Codebook(own, tokens, ramp_left=last - now)
 
@@ -255,9 +255,14 @@ class DPQEmbedding(nn.Module):
         gradient = torch.is_grad_enabled()
         if not (self.serves_output and gradient if self.training else not gradient):
             return self._build_table()
-        sources = [*self.parameters(), *self.buffers()]
         compare = not self.training and self._frozen_codes is None
-        return self._kept.get(sources, self._build_table, compare)
+        state = state_of([*self.parameters(), *self.buffers()], compare)
+        if self._kept is None or state is None or self._kept[0] != state:
+            self._kept = state, self._build_table()
+            if self._kept[1].rows.requires_grad:
+                # Its graph is gone with the gradient, and the next micro-batch needs a new one.
+                self._kept[1].rows.register_hook(lambda _: setattr(self, "_kept", None))
+        return self._kept[1]
 
     def _build_table(self) -> Built:
         rows, codes = [], []
@@ -303,7 +308,6 @@ class DPQEmbedding(nn.Module):
         progress: Callable[[int], None] | None = None,
     ) -> Form:
         """The inference form: codes and values, in `dtype` (default: as they are)."""
-        self.regularizers.check_collected()
         codes = self.codes(progress) if self.method.has_codes else None
         learned = self.method.learned(self.codebook(), self.config, codes)
         size = self.embedding_dim, self.padding_idx
@@ -341,8 +345,8 @@ class DPQEmbedding(nn.Module):
         if mode:
             self._forget_tables()
         if mode != self.training:
-            self.regularizers.drop()
-            self._kept.drop()
+            self.regularizers.waiting.clear()
+            self._kept = None
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> DPQEmbedding:
@@ -358,8 +362,7 @@ class DPQEmbedding(nn.Module):
         return self
 
     def _forget_tables(self) -> None:
-        self._kept.drop()
-        self._frozen_codes = None
+        self._kept = self._frozen_codes = None
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._forget_tables()
@@ -369,7 +372,7 @@ class DPQEmbedding(nn.Module):
         # What belongs to one batch is neither copied nor pickled; autograd tensors could not be.
         state = self.__dict__.copy()
         state.update(trackers=copy.copy(self.trackers), regularizers=PendingRegularizers())
-        state.update(_kept=TableCache(), _frozen_codes=None)
+        state.update(_kept=None, _frozen_codes=None)
         return state
 
     def __prepare_scriptable__(self) -> Form:

@@ -56,8 +56,9 @@ def scale_of(module: nn.Module) -> Scale | None:
         return module.scale
     kept = getattr(module, "scalar_embed_scale", None)
     number = kept if kept is not None else getattr(module, "embed_scale", None)
-    own = isinstance(module, nn.Embedding) and not _stock(module, nn.Embedding)
-    if not own or not isinstance(number, (int, float)):
+    if not isinstance(module, nn.Embedding) or not isinstance(number, (int, float)):
+        return None
+    if _stock(module, nn.Embedding):
         return None
     scale = Scale(float(number), kept is not None)
     return scale if module.weight.device.type == "meta" or _only_scales(module, scale) else None
@@ -272,18 +273,16 @@ def placed(model: nn.Module, kind: Any) -> list[EmbeddingTable]:
     """The tables of a class, or of several, that `put` has placed, each once, in order."""
     tables: dict[int, EmbeddingTable] = {}
     outputs: dict[CodesLinear, str] = {}
-    parts: set[str] = set()
-    inside = ""  # of the last form; it may be made of forms
+    inside = ""  # of what holds a table; a form may be made of forms
     for path, module in model.named_modules(remove_duplicate=False):
         if inside and path.startswith(inside):
             continue
-        inside = f"{path}." if isinstance(module, Form) else ""
-        table = module.table if isinstance(module, (CodesLinear, ScaledEmbedding)) else module
-        if table is not module:
-            parts.add(f"{path}.table")
+        holds = isinstance(module, (Form, CodesLinear, ScaledEmbedding))
+        inside = f"{path}." if holds else ""
+        table = module.table if isinstance(module, ScaledEmbedding) else module
         if isinstance(module, CodesLinear):
             outputs.setdefault(module, path)
-        elif isinstance(table, kind) and path not in parts:
+        elif isinstance(table, kind):
             tables.setdefault(id(table), EmbeddingTable({}, None)).add(path, module)
     for layer, path in outputs.items():
         if id(layer.table) in tables:

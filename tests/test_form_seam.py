@@ -1,5 +1,5 @@
-"""A form of another package, the example of CONTRIBUTING.md: found through its entry point, and used
-by every command and function without a line changed in this package."""
+"""A form of another package, the example of CONTRIBUTING.md: found through its entry point, and
+used by every command and function without a line changed in this package."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_help_lists_the_form(outside) -> None:
 def test_a_class_that_lacks_something_is_refused_in_one_line(source: str) -> None:
     code = source.replace("def rebuild", "def other").replace("def settings", "def other")
     code = code.replace("    summary", "    words").replace("    kind", "    sort")
-    with pytest.raises(TypeError, match="lacks (summary, rebuild|kind, settings)$"):
+    with pytest.raises(TypeError, match=r"lacks (summary, rebuild|kind, settings)$"):
         exec(code, {"__name__": "outside"})
 
 

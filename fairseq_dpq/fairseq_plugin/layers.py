@@ -76,7 +76,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
             tokens, out = tokens[real], out[real]
         if tokens.numel():
             error = (out - F.embedding(tokens, self.query).float()).pow(2).sum()
-            self.regularizers.note(RegularizerTerm(error, error, out.numel()))
+            self.regularizers.waiting.append(RegularizerTerm(error, error, out.numel()))
 
     @property
     def weight(self) -> Tensor:

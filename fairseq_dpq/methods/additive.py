@@ -50,6 +50,7 @@ class AdditiveMethod(Method[AO]):
 
     sized_by = ("K", "D", "code_width")
     forms = ("additive_codes",)
+    stored = ("values", "matrix", "outer_shift")
 
     def defaults(self, c: AO, use: TableUse) -> dict[str, Any]:
         # Each group adds K whole vectors: the number that the papers take.
@@ -150,13 +151,6 @@ class AdditiveMethod(Method[AO]):
             shift = inner.mean[0, :rank] @ right + book.stats("outer").mean[0]
         book.tensors["outer_scale"].copy_(1 / book.stats("outer").scale()[0])
         book.tensors["outer_shift"].copy_(shift)
-
-    def bits(self, c: AO, num_embeddings: int, embedding_dim: int) -> int:
-        width = c.code_width or embedding_dim
-        numbers = c.D * c.K * width + embedding_dim
-        if width != embedding_dim:
-            numbers += width * embedding_dim
-        return num_embeddings * c.D * (c.K - 1).bit_length() + 32 * numbers
 
     def learned(self, book: Codebook, c: AO, codes: Tensor | None) -> dict[str, Tensor]:
         assert codes is not None

@@ -6,6 +6,7 @@ those that compare queries with keys share.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Callable, ClassVar, Generic, Mapping, NamedTuple, TypeVar
 
@@ -15,6 +16,7 @@ from fairseq_dpq.config import DPQConfigError, Format, check_fields, format_opti
 from fairseq_dpq.registry import Registry, check_complete
 from fairseq_dpq.sizes import DEFAULT_K, MAX_K, default_D, division_problem
 from fairseq_dpq.training.codebook import Codebook, TrainOutput
+from fairseq_dpq.training.codes import look_up
 from fairseq_dpq.training.initialization import Trained
 from fairseq_dpq.training.trackers import Shapes, Tracker
 
@@ -144,6 +146,7 @@ class Method(Generic[O]):
     sized_by: ClassVar[tuple[str, ...]] = ("K", "D")
     regularized = False  # whether its loss has a term of its own
     forms: ClassVar[tuple[str, ...]] = ("product_codes",)  # kinds that can hold it, best first
+    stored: ClassVar[tuple[str, ...]] = ("values",)  # parameters that those keep, for the size
 
     @property
     def switch(self) -> str:
@@ -239,9 +242,12 @@ class Method(Generic[O]):
         """What inference needs, by the names that its `forms` take; `codes` (n, D) if any."""
         raise NotImplementedError
 
-    def bits(self, c: O, num_embeddings: int, embedding_dim: int) -> int:
-        """Bits of the inference form by the paper's formula."""
-        raise NotImplementedError
+    def bits(self, c: Any, num_embeddings: int, embedding_dim: int) -> int:
+        """Bits of the inference form by the paper's formula: codes, and numbers of 32 bits."""
+        shapes = self.shapes(c, num_embeddings, embedding_dim)
+        numbers = sum(math.prod(shapes[name]) for name in self.stored if name in shapes)
+        codes = num_embeddings * c.D * (c.K - 1).bit_length() if self.has_codes else 0
+        return codes + 32 * numbers
 
 
 class ProductMethod(Method[PO]):
@@ -254,10 +260,8 @@ class ProductMethod(Method[PO]):
         values = (groups, c.K, embedding_dim // c.D)
         return {"query": (num_embeddings, embedding_dim), "values": values}
 
-    def bits(self, c: PO, num_embeddings: int, embedding_dim: int) -> int:
-        rows = c.K if c.share_subspaces else c.K * c.D
-        codes = num_embeddings * c.D * (c.K - 1).bit_length()
-        return codes + 32 * rows * (embedding_dim // c.D)
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: PO) -> Tensor:
+        return look_up(book.values.float(), codes).flatten(1)
 
     def learned(self, book: Codebook, c: PO, codes: Tensor | None) -> dict[str, Tensor]:
         assert codes is not None

@@ -3,7 +3,9 @@ and a linear map the row; with or without distillation from a trained table."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Mapping
 
 import torch
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_dpq.config import option
+from fairseq_dpq.files.reader import is_safetensors
 from fairseq_dpq.forms.additive_learning import STEPS, learn_codes
 from fairseq_dpq.methods.additive import (
     AdditiveMethod,
@@ -21,10 +24,11 @@ from fairseq_dpq.methods.additive import (
     set_running,
 )
 from fairseq_dpq.methods.base import START
-from fairseq_dpq.methods.files import read_table
 from fairseq_dpq.training.codebook import Codebook, RegularizerTerm, TrainOutput
 from fairseq_dpq.training.initialization import Trained
 from fairseq_dpq.training.trackers import RunningStatistics, Shapes, Tracker
+
+_TAKES = "; it takes one table (n, d) as .pt or .safetensors, or in fairseq a full checkpoint"
 
 
 @dataclass
@@ -111,3 +115,38 @@ class KDCodes(AdditiveMethod[KDOptions]):
         book.query.view(-1, c.D, c.K).scatter_(2, codes.unsqueeze(-1), 5 * START)
         set_running(book, "norm", book.query[real].view(-1, c.K).float())
         self.fit(book, c, table[real], self.codes(book.query[real], book, c))
+
+
+def read_table(file: str, path: str, shape: tuple[int, ...]) -> Tensor:
+    """The table (n, d) at `path` of a full checkpoint, or, without a path, the only tensor of that
+    shape in a file; ValueError if there is none."""
+    if not Path(file).is_file():
+        raise ValueError(f"there is no checkpoint {file} to distil from")
+    try:
+        found = _tensors(file)
+    except Exception as error:  # a damaged file can fail in any way
+        raise ValueError(f"{file} is not a fairseq checkpoint, or it is damaged{_TAKES}") from error
+    if not path:
+        fits = [tensor for tensor in found.values() if tuple(tensor.shape) == shape]
+        if len(fits) != 1:
+            raise ValueError(f"{file} has {len(fits)} tensors of shape {shape}{_TAKES}")
+        return fits[0]
+    table = found.get(f"{path}.weight", found.get(""))
+    if table is None:
+        raise ValueError(f"{file} has no full table {path}.weight")
+    if tuple(table.shape) != shape:
+        raise ValueError(f"{file}: {path}.weight is {tuple(table.shape)}, this table is {shape}")
+    return table
+
+
+def _tensors(file: str) -> dict[str, Tensor]:
+    """The tensors of a file by name: of a checkpoint's model, of a state_dict, or a single one."""
+    if is_safetensors(file):
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    how = {"mmap": True} if "mmap" in inspect.signature(torch.load).parameters else {}
+    found = torch.load(file, map_location="cpu", **how)
+    if isinstance(found, Tensor):
+        return {"": found}
+    return {name: t for name, t in found.get("model", found).items() if isinstance(t, Tensor)}

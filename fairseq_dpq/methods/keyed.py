@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq_dpq.config import option
 from fairseq_dpq.methods.base import START, ProductMethod, ProductOptions, TableUse
-from fairseq_dpq.training.codebook import Codebook, RegularizerTerm, TrainOutput
+from fairseq_dpq.training.codebook import Codebook, TrainOutput
 from fairseq_dpq.training.codes import by_group, evaluation_codes
 from fairseq_dpq.training.distances import DISTANCES, Dot, batch_statistics
 from fairseq_dpq.training.initialization import Trained
@@ -31,6 +31,7 @@ from fairseq_dpq.training.trackers import (
     WarmUp,
 )
 
+_DECAY = 0.9  # of the average that keys follow, where no option says it
 _SHORTEST = 8  # updates of a training that has room for a warm-up
 _SMALLEST, _LARGEST = 0.002, 0.06  # bounds of a start that follows the table's own scale
 
@@ -84,15 +85,12 @@ class KeyedMethod(ProductMethod[KO]):
     """Codes are the keys nearest to a query in each group."""
 
     compared = "values"  # the parameter that has the keys
+    paper_distance = "euclidean"  # how queries are compared with keys in the paper's schedule
     starts_wide = False  # whether the start has the scale of the table's own initialiser
 
     def distance(self, c: KO) -> Dot:
         """How queries are compared with keys."""
-        return DISTANCES["euclidean"]
-
-    def decay(self, c: KO) -> float:
-        """Of the average that keys follow where no gradient moves them."""
-        raise NotImplementedError
+        return DISTANCES[self.paper_distance if c.by_paper else "euclidean"]
 
     def shapes(self, c: KO, num_embeddings: int, embedding_dim: int) -> Shapes:
         shapes = super().shapes(c, num_embeddings, embedding_dim)
@@ -153,10 +151,10 @@ class KeyedMethod(ProductMethod[KO]):
         out: list[Tracker] = []
         if c.warmup_updates:
             out.append(WarmUp(c.warmup_updates, c.ramp_updates or 0))
-        paper = c.by_paper
-        out.append(
-            RunningStatistics("norm", keys[:2]) if paper else KeyAverage(keys, self.decay(c))
-        )
+        if c.by_paper:
+            out.append(RunningStatistics("norm", keys[:2]))
+        else:
+            out.append(KeyAverage(keys, getattr(c, "ema_decay", _DECAY)))
         if c.reseed_after:
             out.append(IdleCodes(keys[:2], c.reseed_after))
         return out
@@ -185,15 +183,7 @@ class KeyedMethod(ProductMethod[KO]):
         return not c.by_paper
 
     def observe(self, rows: Tensor, codes: Tensor, book: Codebook, c: KO) -> TrainOutput:
-        q = self.by_group(rows, c)
-        regularizer = self.regularizer(q, codes, book, c)
-        return TrainOutput(rows, q.detach(), codes, regularizer=regularizer)
-
-    def regularizer(
-        self, q: Tensor, codes: Tensor, book: Codebook, c: KO
-    ) -> RegularizerTerm | None:
-        """The term of queries (tokens, D, size) with these codes."""
-        return None
+        return TrainOutput(rows, self.by_group(rows.detach(), c), codes)
 
     @torch.no_grad()
     def start_from_table(self, book: Codebook, c: KO, trained: Trained) -> None:

@@ -34,6 +34,7 @@ class LowRank(Method[LowRankOptions]):
     options = LowRankOptions
     sized_by = ("rank",)
     forms = ("low_rank",)
+    stored = ("query", "values")
 
     def validate(self, c: LowRankOptions, embedding_dim: int | None, need: Need) -> None:
         if embedding_dim is not None:
@@ -52,9 +53,6 @@ class LowRank(Method[LowRankOptions]):
         left, right = factorize(trained.table * trained.real.unsqueeze(1), c.rank)
         book.query.copy_(left)
         book.values.copy_(right)
-
-    def bits(self, c: LowRankOptions, num_embeddings: int, embedding_dim: int) -> int:
-        return 32 * c.rank * (num_embeddings + embedding_dim)
 
     def learned(self, book: Codebook, c: LowRankOptions, codes: Tensor | None) -> dict[str, Tensor]:
         return {"left": book.query.detach(), "right": book.values.detach()}

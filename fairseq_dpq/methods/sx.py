@@ -14,8 +14,7 @@ from fairseq_dpq.config import option
 from fairseq_dpq.methods.base import TableUse
 from fairseq_dpq.methods.keyed import KeyedMethod, KeyedOptions
 from fairseq_dpq.training.codebook import Codebook
-from fairseq_dpq.training.codes import by_group, chunks, look_up, sum_by_code, value_rows
-from fairseq_dpq.training.distances import DISTANCES, Dot
+from fairseq_dpq.training.codes import by_group, chunks, sum_by_code, value_rows
 
 
 @dataclass
@@ -36,9 +35,7 @@ class SX(KeyedMethod[SXOptions]):
     summary = "softmax-based, separate keys and values"
     options = SXOptions
     compared = "keys"
-
-    def distance(self, c: SXOptions) -> Dot:
-        return DISTANCES["dot" if c.by_paper else "euclidean"]
+    paper_distance = "dot"
 
     def defaults(self, c: SXOptions, use: TableUse) -> dict[str, Any]:
         # From a random start, a soft gradient finds better codes; after a warm-up there are good
@@ -46,12 +43,9 @@ class SX(KeyedMethod[SXOptions]):
         own = super().defaults(c, use)
         return {**own, "tau": 1.0 if own["schedule"] == "paper" else 0.05}
 
-    def decay(self, c: SXOptions) -> float:
-        return 0.9
-
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: SXOptions) -> Tensor:
         if not torch.is_grad_enabled():
-            return look_up(book.values.float(), codes).flatten(1)
+            return super().rebuild(rows, codes, book, c)
         # Copies, because an update may set both before the backward pass reads them.
         keys, values = book.keys.float().clone(), book.values.float().clone()
         if c.by_paper:
@@ -76,8 +70,8 @@ def _spread(keys: Tensor) -> Tensor:
 
 
 class _SoftmaxLookup(torch.autograd.Function):
-    """The value rows (tokens * D, d/D) of codes (tokens, D), with the gradient of a softmax over the
-    K responses <features, direction> + offset of each group: h_j = w V_j with
+    """The value rows (tokens * D, d/D) of codes (tokens, D), with the gradient of a softmax over
+    the K responses <features, direction> + offset of each group: h_j = w V_j with
     w = p - stopgrad(p - onehot(code)). dL/dV sees the one-hot w, dL/dw flows into the softmax p as
     if w were p. No response is held: the backward pass works them out again, in the native library
     where it is there.

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from fairseq_dpq.config import option
 from fairseq_dpq.methods.base import TableUse
 from fairseq_dpq.methods.keyed import KeyedMethod, KeyedOptions
-from fairseq_dpq.training.codebook import Codebook, RegularizerTerm
+from fairseq_dpq.training.codebook import Codebook, RegularizerTerm, TrainOutput
 from fairseq_dpq.training.codes import look_up
 
 _TINY = 1e-12
@@ -69,14 +69,11 @@ class VQ(KeyedMethod[VQOptions]):
         own: list[tuple[str, Any]] = [] if c.rotation_trick else [("rotation_trick", True)]
         return [*super().collapse_hints(c), *own]
 
-    def decay(self, c: VQOptions) -> float:
-        return c.ema_decay
-
-    def regularizer(
-        self, q: Tensor, codes: Tensor, book: Codebook, c: VQOptions
-    ) -> RegularizerTerm | None:
-        if not torch.is_grad_enabled() or not q.shape[0]:
-            return None
+    def observe(self, rows: Tensor, codes: Tensor, book: Codebook, c: VQOptions) -> TrainOutput:
+        seen = super().observe(rows, codes, book, c)
+        if not torch.is_grad_enabled() or not len(rows):
+            return seen
+        q = self.by_group(rows, c)
         # Sums over the dimensions of a row: a weight then means the same whatever their number.
         centroid = look_up(book.values.float(), codes)
         total = q.new_zeros(())
@@ -85,7 +82,8 @@ class VQ(KeyedMethod[VQOptions]):
             total = total + c.regularizer_weight * error
         if c.commitment:
             total = total + c.commitment * (centroid.detach() - q).pow(2).sum()
-        return RegularizerTerm(total, error.detach() / q[0].numel(), q.shape[0])
+        term = RegularizerTerm(total, error.detach() / q[0].numel(), q.shape[0])
+        return seen._replace(regularizer=term)
 
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: VQOptions) -> Tensor:
         values = book.values.float()

@@ -69,8 +69,11 @@ class Stats(NamedTuple):
     var: Tensor
 
     def scale(self) -> Tensor:
-        """What centred responses are multiplied by."""
-        return 1 / exact_sqrt(self.var + EPS)
+        """What centred responses are multiplied by: the correctly rounded root, alike on every
+        device that has float64. Neither rsqrt nor torch's float32 sqrt is: on a CPU it comes from a
+        vector library."""
+        var = self.var + EPS
+        return 1 / var.to(wide_dtype(var.device)).sqrt().to(var.dtype)
 
     def normalize(self, response: Tensor) -> Tensor:
         """Responses by these statistics, as evaluation has them."""
@@ -127,9 +130,3 @@ def float32_math(device: torch.device) -> ContextManager[Any]:
 def wide_dtype(device: torch.device) -> torch.dtype:
     """What long sums are held in: float64, or float32 on Apple's GPUs, which have nothing wider."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def exact_sqrt(x: Tensor) -> Tensor:
-    """The correctly rounded root, alike on every device that has float64. Neither rsqrt nor torch's
-    float32 sqrt is: on a CPU it comes from a vector library."""
-    return x.to(wide_dtype(x.device)).sqrt().to(x.dtype)

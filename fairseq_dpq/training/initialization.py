@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple
+from typing import Callable, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
-
 
 
 def checked_padding(num_embeddings: int, padding_idx: int | None) -> int | None:
@@ -23,7 +22,7 @@ def checked_padding(num_embeddings: int, padding_idx: int | None) -> int | None:
     return padding_idx % num_embeddings
 
 
-def draw_like(parameters: dict[str, Tensor], table: Tensor, padding_idx: int | None) -> None:
+def draw_like(parameters: Mapping[str, Tensor], table: Tensor, padding_idx: int | None) -> None:
     """Fill queries, keys and values with numbers drawn from a freshly initialised table."""
     table = table.detach()
     pool = table[real_rows(table, padding_idx)].reshape(-1)

@@ -75,14 +75,6 @@ class Tracker:
 class TrackerSet(List[Tracker]):
     """All that one table follows."""
 
-    def buffers(self) -> Shapes:
-        """Shapes of all buffers by name."""
-        return {name: shape for tracker in self for name, shape in tracker.buffers().items()}
-
-    def evaluation_buffers(self) -> list[str]:
-        """The buffers that evaluation reads too."""
-        return [name for tracker in self for name in tracker.evaluated]
-
     def counts(self, buffers: Mapping[str, Any]) -> tuple[int, int, int]:
         """Updates so far, last of the warm-up, last of the ramp; all 0 without a warm-up."""
         warmup = next((t for t in self if isinstance(t, WarmUp)), None)
