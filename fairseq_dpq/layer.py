@@ -200,8 +200,9 @@ class DPQEmbedding(nn.Module):
         # A pass without gradients (MC dropout) is no step of the training.
         counts = torch.is_grad_enabled()
         if self.is_plain:
-            book = self.codebook()  # DDP wants all gradients
-            out = rows + 0 * (book.keys.flatten()[0].float() + book.values.flatten()[0].float())
+            book = self.codebook()
+            first = book.keys.flatten()[0].float() + book.values.flatten()[0].float()
+            out = rows + 0 * first  # DDP wants all gradients
             if counts and not self.defer_updates:
                 self.step()
             return out
@@ -258,10 +259,11 @@ class DPQEmbedding(nn.Module):
         compare = not self.training and self._frozen_codes is None
         state = state_of([*self.parameters(), *self.buffers()], compare)
         if self._kept is None or state is None or self._kept[0] != state:
-            self._kept = state, self._build_table()
-            if self._kept[1].rows.requires_grad:
+            built = self._build_table()
+            self._kept = state, built
+            if built.rows.requires_grad:
                 # Its graph is gone with the gradient, and the next micro-batch needs a new one.
-                self._kept[1].rows.register_hook(lambda _: setattr(self, "_kept", None))
+                built.rows.register_hook(lambda _: setattr(self, "_kept", None))
         return self._kept[1]
 
     def _build_table(self) -> Built:

@@ -204,11 +204,11 @@ def choose(
         if patterns is None:
             few = f"{rows} rows, fewer than min_rows={min_rows}" if rows < min_rows else ""
             why = found.problem or few
-        elif callable(patterns):
-            taken = any(patterns(path, module) for path, module in found.modules.items())
-            why = "" if taken else "not chosen"
         else:
-            taken = any(fnmatch.filter(found.paths, pattern) for pattern in patterns)
+            if callable(patterns):
+                taken = any(patterns(path, module) for path, module in found.modules.items())
+            else:
+                taken = any(fnmatch.filter(found.paths, pattern) for pattern in patterns)
             why = "" if taken else "not chosen"
         if why:
             left[found.path] = why

@@ -26,8 +26,6 @@ def draw_like(parameters: Mapping[str, Tensor], table: Tensor, padding_idx: int 
     """Fill queries, keys and values with numbers drawn from a freshly initialised table."""
     table = table.detach()
     pool = table[real_rows(table, padding_idx)].reshape(-1)
-    if pool.numel() == 0:
-        pool = table.reshape(-1)
     for name, parameter in parameters.items():
         if name == "query" and parameter.shape == table.shape:
             parameter.copy_(table)
