@@ -119,7 +119,7 @@ def test_a_class_that_lacks_something_is_refused_in_one_line(source: str) -> Non
     code = source.replace("def codes", "def other").replace("def settings", "def other")
     code = code.replace("    summary", "    words").replace("    kind", "    sort")
     with pytest.raises(TypeError, match=r"lacks (summary, codes|kind, settings)$"):
-        exec(code, {"__name__": "outside"})
+        exec(code, {"__name__": __name__})
 
 
 def test_without_the_package_the_kind_is_named(outside, full, tmp_path, capsys) -> None:
