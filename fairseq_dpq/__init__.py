@@ -14,22 +14,28 @@ from typing import TYPE_CHECKING, Any
 from fairseq_dpq.fairseq_plugin.plugin import when_imported
 from fairseq_dpq.version import __version__
 
-if TYPE_CHECKING:
-    from fairseq_dpq.any_model.compress import compact, compress
-    from fairseq_dpq.any_model.distill import distill
-    from fairseq_dpq.any_model.growing import add_rows
-    from fairseq_dpq.any_model.report import Report
-    from fairseq_dpq.any_model.saving import SavedModelError, load_compact, save_compact
-    from fairseq_dpq.config import DPQConfigError
-    from fairseq_dpq.forms import register_form
-    from fairseq_dpq.forms.base import Form, FormOption, Layout
-    from fairseq_dpq.forms.product_codes import CompactEmbedding
-    from fairseq_dpq.forms.tiers import TieredEmbedding
-    from fairseq_dpq.kept import collect_regularizer
-    from fairseq_dpq.layer import DPQEmbedding, dpq_modules
-    from fairseq_dpq.methods import register_method
-    from fairseq_dpq.output import CodesLinear
-    from fairseq_dpq.training.codes import code_usage
+if TYPE_CHECKING:  # for type checkers; `as` says that a name is public
+    from fairseq_dpq.any_model.compress import compact as compact
+    from fairseq_dpq.any_model.compress import compress as compress
+    from fairseq_dpq.any_model.distill import distill as distill
+    from fairseq_dpq.any_model.growing import add_rows as add_rows
+    from fairseq_dpq.any_model.report import Report as Report
+    from fairseq_dpq.any_model.saving import SavedModelError as SavedModelError
+    from fairseq_dpq.any_model.saving import load_compact as load_compact
+    from fairseq_dpq.any_model.saving import save_compact as save_compact
+    from fairseq_dpq.config import DPQConfigError as DPQConfigError
+    from fairseq_dpq.forms import register_form as register_form
+    from fairseq_dpq.forms.base import Form as Form
+    from fairseq_dpq.forms.base import FormOption as FormOption
+    from fairseq_dpq.forms.base import Layout as Layout
+    from fairseq_dpq.forms.product_codes import CompactEmbedding as CompactEmbedding
+    from fairseq_dpq.forms.tiers import TieredEmbedding as TieredEmbedding
+    from fairseq_dpq.kept import collect_regularizer as collect_regularizer
+    from fairseq_dpq.layer import DPQEmbedding as DPQEmbedding
+    from fairseq_dpq.layer import dpq_modules as dpq_modules
+    from fairseq_dpq.methods import register_method as register_method
+    from fairseq_dpq.output import CodesLinear as CodesLinear
+    from fairseq_dpq.training.codes import code_usage as code_usage
 
 # The public names by module; the same as above, for the interpreter.
 _NAMES = {
@@ -51,31 +57,7 @@ _NAMES = {
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "CodesLinear",
-    "CompactEmbedding",
-    "DPQConfigError",
-    "DPQEmbedding",
-    "Form",
-    "FormOption",
-    "Layout",
-    "Report",
-    "SavedModelError",
-    "TieredEmbedding",
-    "__version__",
-    "add_rows",
-    "code_usage",
-    "collect_regularizer",
-    "compact",
-    "compress",
-    "distill",
-    "dpq_modules",
-    "load_compact",
-    "register_form",
-    "register_method",
-    "register_plugin",
-    "save_compact",
-]
+__all__ = ["__version__", "register_plugin", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

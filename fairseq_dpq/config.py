@@ -33,7 +33,7 @@ def option(
 
     Args:
         valid, right: What a value must fulfil, and what an error says of one that does not.
-        needs: The option it depends on, `schedule=paper`, or `distill_from` for any value.
+        needs: The option and the value that it depends on, `schedule=paper`.
         shapes: Tensors follow it: a checkpoint can only be restored with the same value.
         keeps: A resumed training keeps the checkpoint's value, whatever the command says.
         flag: False for a keyword of the layer that fairseq-train does not have.
@@ -81,12 +81,9 @@ def _unmet(f: Field, value: Any, options: Any, format: Format) -> str:
     if not name or value == f.default:
         return ""
     other = getattr(options, name)
-    if wanted and other is None:  # the method chooses it, and is asked again then
+    if other in (None, wanted):  # None: the method chooses it, and this is asked again then
         return ""
-    if wanted:
-        text = f" has no effect with {format(name, other)}; use {format(name, wanted)}"
-        return "" if other == wanted else text
-    return "" if other else f" has no effect without {name}"
+    return f" has no effect with {format(name, other)}; use {format(name, wanted)}"
 
 
 # Flags --------------------------------------------------------------------------------------------

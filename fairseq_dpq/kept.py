@@ -4,7 +4,8 @@ the whole table while it is good."""
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Iterable, NamedTuple
+from collections import deque
+from typing import Any, Iterable, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,56 +14,35 @@ from fairseq_dpq.training.codebook import RegularizerTerm
 from fairseq_dpq.training.distances import wide_dtype
 
 _UNCOLLECTED = 64  # forward passes whose regulariser may wait
-_NOTED = 8  # evaluation batches whose regulariser may wait for a log
 
 
 class PendingRegularizers:
     """The regularisers of one table."""
 
     def __init__(self) -> None:
-        self.waiting: list[RegularizerTerm] = []
+        # Those of the batch at hand; in evaluation, for a log alone
+        self.waiting: deque[RegularizerTerm] = deque(maxlen=_UNCOLLECTED)
         self.uncollected = 0  # forward passes of training since one was collected
-        self.collected = self.warned = False
 
     def add(self, term: RegularizerTerm) -> None:
         """Keep one of training. Nobody collects them if there are too many."""
-        self.uncollected += 1
-        if self.uncollected > _UNCOLLECTED:
-            self._warn()
-        if len(self.waiting) >= _UNCOLLECTED:
-            self.waiting.clear()
         self.waiting.append(term)
-
-    def check_collected(self) -> None:
-        """Warn if the table was trained and nobody ever asked for its regulariser."""
-        if self.uncollected and not self.collected:
-            self._warn()
-
-    def _warn(self) -> None:
-        if not self.warned:
+        self.uncollected += 1
+        if self.uncollected == _UNCOLLECTED + 1:
             warnings.warn(
                 "the regulariser of a DPQEmbedding was not collected for "
                 f"{self.uncollected} forward passes: its codes and centroids are not trained. Add "
                 "collect_regularizer(model) to the loss of each batch.",
                 stacklevel=2,
             )
-            self.warned = True
-
-    def drop(self) -> None:
-        """Forget what a batch has left: it is not the next one's."""
-        self.waiting = []
-
-    def note(self, term: RegularizerTerm) -> None:
-        """Keep one of evaluation for a log; it enters no loss."""
-        self.waiting = [*self.waiting[1 - _NOTED :], term]
 
     def pop(self) -> tuple[Tensor, Tensor] | None:
         """Weighted regulariser and squared error, each a mean over tokens, and forget them."""
-        waiting, self.waiting = self.waiting, []
-        if not waiting:
+        if not self.waiting:
             return None
-        self.uncollected, self.collected = 0, True
-        totals, errors, counts = zip(*waiting)
+        totals, errors, counts = zip(*self.waiting)
+        self.waiting.clear()
+        self.uncollected = 0
         return torch.stack(totals).sum() / sum(counts), torch.stack(errors).sum() / sum(counts)
 
 
@@ -84,38 +64,13 @@ class Built(NamedTuple):
     codes: Tensor | None = None  # (n, D)
 
 
-class TableCache:
-    """Holds one built table until a tensor that it comes from changes.
-
-    A table with a gradient is also dropped as soon as the gradient has been taken: its graph is
-    gone then, and the next micro-batch needs a new one.
-    """
-
-    def __init__(self) -> None:
-        self.drop()
-
-    def drop(self) -> None:
-        """Forget the table."""
-        self._state: Any = None
-        self._built: Built | None = None
-
-    def get(
-        self, sources: Iterable[Tensor], build: Callable[[], Built], compare: bool = False
-    ) -> Built:
-        """The table that was kept for these sources as they are, or a new one. `compare`: by their
-        sums too, because writing to `.data` changes a tensor without a trace."""
-        sources = list(sources)
-        if any(t.is_inference() for t in sources):  # nothing tells whether they have changed
-            return build()
-        state: Any = [(t.data_ptr(), t._version) for t in sources]
-        if compare and not any(t.is_meta for t in sources):
-            state += torch.stack([t.sum(dtype=wide_dtype(t.device)) for t in sources]).tolist()
-        if self._built is None or self._state != state:
-            self._state, self._built = state, build()
-            if self._built.rows.requires_grad:
-                self._built.rows.register_hook(lambda _: self.drop())
-        return self._built
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Neither copied nor pickled: tensors with a graph could not be.
-        return {"_state": None, "_built": None}
+def state_of(tensors: Iterable[Tensor], compare: bool) -> Any:
+    """What changes when one of them does; None where nothing tells. `compare`: with their sums,
+    because writing to `.data` changes a tensor without a trace."""
+    tensors = list(tensors)
+    if any(t.is_inference() for t in tensors):
+        return None
+    state: Any = [(t.data_ptr(), t._version) for t in tensors]
+    if compare and not any(t.is_meta for t in tensors):
+        state += torch.stack([t.sum(dtype=wide_dtype(t.device)) for t in tensors]).tolist()
+    return state

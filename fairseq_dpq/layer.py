@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from fairseq_dpq.forms import first_form
 from fairseq_dpq.forms.base import CompactRequest, Form
 from fairseq_dpq.forms.packing import code_dtype
-from fairseq_dpq.kept import Built, PendingRegularizers, TableCache
+from fairseq_dpq.kept import Built, PendingRegularizers, state_of
 from fairseq_dpq.methods import DEFAULT_METHOD
 from fairseq_dpq.methods.base import TableUse, checked_options
 from fairseq_dpq.training.codebook import Codebook
 from fairseq_dpq.training.codes import code_usage, joined
-from fairseq_dpq.training.distances import Stats, float32_math
+from fairseq_dpq.training.distances import float32_math
 from fairseq_dpq.training.initialization import Trained, checked_padding, draw_like, real_rows
-from fairseq_dpq.training.tracker_set import TrackerSet
+from fairseq_dpq.training.trackers import TrackerSet
 
 _ROWS = 1 << 15  # vocabulary rows handled at once where the whole table is needed
 
@@ -74,31 +74,34 @@ class DPQEmbedding(nn.Module):
             empty = torch.empty(shape, device=device, dtype=dtype)
             setattr(self, name, nn.Parameter(empty, requires_grad=name not in constants))
         self.trackers = TrackerSet(self.method.trackers(self.config, shapes))
-        for name, shape in self.trackers.buffers().items():
-            # Counters too are float32: averages of checkpoints take no integers.
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.float32, device=device))
+        for tracker in self.trackers:
+            for name, shape in tracker.buffers().items():
+                # Counters too are float32: averages of checkpoints take no integers.
+                self.register_buffer(name, torch.zeros(shape, dtype=torch.float32, device=device))
 
         self.parts = tuple(shapes)  # names of the parameters
         self.regularizers = PendingRegularizers()
-        self._kept = TableCache()
+        # The whole table, until a tensor that it comes from changes
+        self._kept: tuple[Any, Built] | None = None
         self._frozen_codes: Tensor | None = None
         self.reset_parameters()
         if option_files:
             self.load_option_files()
 
+    @torch.no_grad()
     def reset_parameters(self, like: Tensor | None = None, tied: bool = False) -> None:
         """Draw values from N(0, 1), as nn.Embedding does, or, given a table `like`, from that
         table's own initial values, whatever initialiser made them. The start of queries and keys
         is the method's; `tied` if an output layer shares the table."""
-        with torch.no_grad():
-            if like is None:
-                for parameter in self.parameters():
-                    parameter.normal_()
-            else:
-                draw_like(dict(self.named_parameters()), like, self.ignored)
-            self.method.initialize(dict(self.named_parameters()), self.config, tied)
-            if self.ignored is not None:
-                self.query[self.ignored].zero_()
+        parameters = dict(self.named_parameters())
+        if like is not None:
+            draw_like(parameters, like, self.ignored)
+        else:
+            for parameter in parameters.values():
+                parameter.normal_()
+        self.method.initialize(parameters, self.config, tied)
+        if self.ignored is not None:
+            self.query[self.ignored].zero_()
         self.reset_statistics()
 
     def load_option_files(self, path: str = "") -> None:
@@ -111,10 +114,10 @@ class DPQEmbedding(nn.Module):
 
         `started` if a trained table has just set the codebook and the running statistics.
         """
-        self.trackers.reset(self._state(), self.codebook(), started)
+        book = self.codebook()
+        self.trackers.reset(book, started)
         if not started:
-            real = real_rows(self.query, self.padding_idx)
-            self.method.first_statistics(self.codebook(), self.config, real)
+            self.method.first_statistics(book, self.config, real_rows(self.query, self.padding_idx))
         self._forget_tables()
 
     @torch.no_grad()
@@ -157,15 +160,13 @@ class DPQEmbedding(nn.Module):
     def codebook(self, tokens: Tensor | None = None) -> Codebook:
         """The tensors that codes come from; `tokens` are those of a batch."""
         # By name: replicas of DataParallel have tensors where others have parameters.
-        own = {**{name: getattr(self, name) for name in self.parts}, **self._state()}
-        keys = self.keys if self.method.has_keys else self.values
-        stats = Stats(own["norm_mean"], own["norm_var"]) if "norm_mean" in own else None
+        own = {name: getattr(self, name) for name in (*self.parts, *self._buffers)}
         now, _, last = self.schedule_counts()
-        return Codebook(self.query, keys, self.values, stats, own, tokens, ramp_left=last - now)
+        return Codebook(own, tokens, ramp_left=last - now)
 
     def schedule_counts(self) -> tuple[int, int, int]:
         """Updates so far, last of the warm-up, last of the ramp; all 0 without a warm-up."""
-        return self.trackers.counts(self._state())
+        return self.trackers.counts(self._buffers)
 
     @property
     def is_plain(self) -> bool:
@@ -173,9 +174,9 @@ class DPQEmbedding(nn.Module):
         now, plain, _ = self.schedule_counts()
         return now < plain
 
-    def _state(self) -> dict[str, Tensor]:
-        """The buffers by name, as statistics take them."""
-        return self._buffers  # type: ignore[return-value]
+    def _is_frozen(self) -> bool:
+        """Whether the user froze the table; averages and new seeds must not move it either."""
+        return not self.query.requires_grad and "query" not in self.method.constants(self.config)
 
     def forward(self, indices: Tensor) -> Tensor:
         """Embeddings of any shape of int32 or int64 indices."""
@@ -183,17 +184,13 @@ class DPQEmbedding(nn.Module):
         position = None
         absent = self.ignored if self.training else self.padding_idx
         if absent is not None:
-            real = flat != absent
-            position = real.nonzero().squeeze(1)
-            if position.numel() == flat.numel():
-                position = None
-            else:
-                flat = flat.index_select(0, position)
+            position = (flat != absent).nonzero().squeeze(1)
+            flat = flat.index_select(0, position)
         with float32_math(self.query.device):
             rows = F.embedding(flat, self.query, sparse=self.config.sparse)
             out = self._train(rows, flat) if self.training else self._evaluate(rows, flat)
         out = out.to(self.query.dtype)
-        if position is not None:
+        if position is not None and len(flat) < indices.numel():
             zeros = out.new_zeros(indices.numel(), self.embedding_dim)
             out = zeros.index_copy(0, position, out)
         return out.view(*indices.shape, self.embedding_dim)
@@ -203,7 +200,9 @@ class DPQEmbedding(nn.Module):
         # A pass without gradients (MC dropout) is no step of the training.
         counts = torch.is_grad_enabled()
         if self.is_plain:
-            out = rows + 0 * self.codebook().one_number()  # DDP wants all gradients
+            book = self.codebook()
+            first = book.keys.flatten()[0].float() + book.values.flatten()[0].float()
+            out = rows + 0 * first  # DDP wants all gradients
             if counts and not self.defer_updates:
                 self.step()
             return out
@@ -221,7 +220,7 @@ class DPQEmbedding(nn.Module):
             return out
         if seen.regularizer is not None:
             self.regularizers.add(seen.regularizer)
-        if not (self.ignore_batch or self.method.is_fixed(self.codebook(), self.config)):
+        if not (self.ignore_batch or self._is_frozen()):
             self.trackers.collect(seen, tokens)
         if not self.defer_updates:
             self.step()
@@ -241,13 +240,8 @@ class DPQEmbedding(nn.Module):
         if self._frozen_codes is not None:
             codes = self._frozen_codes.index_select(0, tokens).long()
         else:
-            codes = self._codes_of(rows)
+            codes = self.method.codes(rows, self.codebook(), self.config)
         return self.method.rebuild(rows, codes, self.codebook(), self.config)
-
-    def _codes_of(self, rows: Tensor) -> Tensor:
-        if not self.method.has_codes:
-            return rows.new_empty(rows.shape[0], 0, dtype=torch.int64)
-        return self.method.codes(rows, self.codebook(), self.config)
 
     @property
     def weight(self) -> Tensor:
@@ -262,16 +256,22 @@ class DPQEmbedding(nn.Module):
         gradient = torch.is_grad_enabled()
         if not (self.serves_output and gradient if self.training else not gradient):
             return self._build_table()
-        sources = [*self.parameters(), *self.buffers()]
         compare = not self.training and self._frozen_codes is None
-        return self._kept.get(sources, self._build_table, compare)
+        state = state_of([*self.parameters(), *self.buffers()], compare)
+        if self._kept is None or state is None or self._kept[0] != state:
+            built = self._build_table()
+            self._kept = state, built
+            if built.rows.requires_grad:
+                # Its graph is gone with the gradient, and the next micro-batch needs a new one.
+                built.rows.register_hook(lambda _: setattr(self, "_kept", None))
+        return self._kept[1]
 
     def _build_table(self) -> Built:
         rows, codes = [], []
         book = self.codebook()
         with float32_math(self.query.device):
             for part in () if self.is_plain else self.query.split(_ROWS):
-                codes.append(self._codes_of(part))
+                codes.append(self.method.codes(part, book, self.config))
                 built = self.method.rebuild(part, codes[-1], book, self.config)
                 rows.append(self._ramped(part, built))
         table = joined(rows).to(self.query.dtype) if rows else self.query
@@ -293,9 +293,8 @@ class DPQEmbedding(nn.Module):
                 "of warm-up"
             )
         codes = torch.empty(n, c.D, dtype=code_dtype(c.K), device=self.query.device)
-        for start in range(0, n, _ROWS):
-            rows = self.query[start : start + _ROWS]
-            codes[start : start + _ROWS] = self._codes_of(rows).to(codes.dtype)
+        for rows, out in zip(self.query.split(_ROWS), codes.split(_ROWS)):
+            out.copy_(self.method.codes(rows, self.codebook(), c))
             if progress is not None:
                 progress(rows.shape[0])
         if self.padding_idx is not None:
@@ -311,7 +310,6 @@ class DPQEmbedding(nn.Module):
         progress: Callable[[int], None] | None = None,
     ) -> Form:
         """The inference form: codes and values, in `dtype` (default: as they are)."""
-        self.regularizers.check_collected()
         codes = self.codes(progress) if self.method.has_codes else None
         learned = self.method.learned(self.codebook(), self.config, codes)
         size = self.embedding_dim, self.padding_idx
@@ -336,40 +334,37 @@ class DPQEmbedding(nn.Module):
 
         Returns True if keys or values were set (end of the warm-up or of the ramp, re-seeding): an
         optimiser with copies of its own, as for fp16, must be told."""
-        state, book, was_plain = self._state(), self.codebook(), self.is_plain
-        held = was_plain or self.method.is_fixed(book, self.config)
-        changed = self.trackers.apply(state, book, held)
+        book, was_plain = self.codebook(), self.is_plain
+        changed = self.trackers.apply(book, held=was_plain or self._is_frozen())
         if not was_plain or self.is_plain:
             return changed
         trained = Trained(self.query.float(), real_rows(self.query, self.padding_idx))
-        self.method.start_from_plain(book, self.config, trained)
-        self.trackers.all_codes_were_reset(state, book)
+        self.method.start_from_table(book, self.config, trained)
+        self.trackers.codes_were_reset(book, book.keys.new_ones(book.keys.shape[:2]).bool())
         return True
 
     def train(self, mode: bool = True) -> DPQEmbedding:
         if mode:
             self._forget_tables()
         if mode != self.training:
-            self.regularizers.drop()
-            self._kept.drop()
+            self.regularizers.waiting.clear()
+            self._kept = None
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> DPQEmbedding:
         # Statistics stay float32 in a half-precision model: they move in steps too small for it.
-        kept = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        before: dict[str, Any] = dict(self._buffers)
         super()._apply(fn, *args, **kwargs)
-        for name, before in kept.items():
-            after = self._buffers[name]
-            assert after is not None
-            if after.dtype != before.dtype:
-                self._buffers[name] = before.to(after.device)
-        self.trackers.clear()
+        for name, after in self.named_buffers():
+            if after.dtype != before[name].dtype:
+                self._buffers[name] = before[name].to(after.device)
+        for tracker in self.trackers:
+            tracker.clear()
         self._forget_tables()
         return self
 
     def _forget_tables(self) -> None:
-        self._kept.drop()
-        self._frozen_codes = None
+        self._kept = self._frozen_codes = None
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._forget_tables()
@@ -378,8 +373,8 @@ class DPQEmbedding(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # What belongs to one batch is neither copied nor pickled; autograd tensors could not be.
         state = self.__dict__.copy()
-        kept = {"trackers": copy.copy(self.trackers), "regularizers": PendingRegularizers()}
-        state.update(kept, _frozen_codes=None)
+        state.update(trackers=copy.copy(self.trackers), regularizers=PendingRegularizers())
+        state.update(_kept=None, _frozen_codes=None)
         return state
 
     def __prepare_scriptable__(self) -> Form:

@@ -16,11 +16,6 @@ from fairseq_dpq.output import CodesLinear
 
 IsTable = Callable[[str, nn.Module], bool]
 Which = Union[None, str, Sequence[str], Callable[[str, nn.Module], bool]]
-_HOOKS = (
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-    *("_backward_hooks", "_backward_pre_hooks"),
-)
 
 
 class Scale(NamedTuple):
@@ -56,10 +51,14 @@ class ScaledEmbedding(nn.Module):
 
 
 def scale_of(module: nn.Module) -> Scale | None:
-    """The scale of an nn.Embedding that only multiplies its rows by one; None for any other."""
+    """The scale of a table that only multiplies its rows by one; None for any other."""
+    if isinstance(module, ScaledEmbedding):
+        return module.scale
     kept = getattr(module, "scalar_embed_scale", None)
     number = kept if kept is not None else getattr(module, "embed_scale", None)
-    if not isinstance(number, (int, float)) or not isinstance(module, nn.Embedding):
+    if not isinstance(module, nn.Embedding) or not isinstance(number, (int, float)):
+        return None
+    if _stock(module, nn.Embedding):
         return None
     scale = Scale(float(number), kept is not None)
     return scale if module.weight.device.type == "meta" or _only_scales(module, scale) else None
@@ -84,6 +83,8 @@ class EmbeddingTable:
 
     modules: dict[str, nn.Module]  # every path of it; the first one names it
     weight: Tensor | None
+    # What looks rows up in it, whatever paths that has: the module above, and the table there
+    readers: set[tuple[nn.Module, nn.Module]] = field(default_factory=set)
     # What else has its weight: path, module, name of the parameter
     sharing: list[tuple[str, nn.Module, str]] = field(default_factory=list)
     tied: dict[str, nn.Module] = field(default_factory=dict)  # those that are nn.Linear, by path
@@ -93,7 +94,7 @@ class EmbeddingTable:
     def add(self, path: str, module: nn.Module) -> None:
         """Note that the table is at this path, too."""
         self.modules[path] = module
-        scale = None if _stock(module, nn.Embedding) else scale_of(module)
+        scale = scale_of(module)
         if scale is not None:
             self.scales[path] = scale
 
@@ -136,12 +137,14 @@ def tables_among(
 ) -> list[EmbeddingTable]:
     """The same among modules by path, which need not be a model."""
     tables: dict[Hashable, EmbeddingTable] = {}
+    modules = dict(named)
     for path, module in named:
         if is_table(path, module):
             weight = module._parameters.get("weight")
             key = id(module) if weight is None else identity(weight)
             found = tables.setdefault(key, EmbeddingTable({}, weight))
             found.add(path, module)
+            found.readers.add((modules.get(path.rpartition(".")[0], module), module))
             found.problem = found.problem or _problem(path, module)
     seen: set[tuple[int, str]] = set()
     for path, module in named:
@@ -195,20 +198,18 @@ def choose(
     """
     chosen, left = [], {}
     patterns = [which] if isinstance(which, str) else which
-    matched: set[str] = set()
+    listed = [path for found in tables for path in found.paths]
     for found in tables:
         rows = found.module.num_embeddings
         if patterns is None:
-            why = found.problem
-            if not why and rows < min_rows:
-                why = f"{rows} rows, fewer than min_rows={min_rows}"
-        elif callable(patterns):
-            taken = any(patterns(path, module) for path, module in found.modules.items())
-            why = "" if taken else "not chosen"
+            few = f"{rows} rows, fewer than min_rows={min_rows}" if rows < min_rows else ""
+            why = found.problem or few
         else:
-            hits = {p for p in patterns for path in found.paths if fnmatch.fnmatchcase(path, p)}
-            matched |= hits
-            why = "" if hits else "not chosen"
+            if callable(patterns):
+                taken = any(patterns(path, module) for path, module in found.modules.items())
+            else:
+                taken = any(fnmatch.filter(found.paths, pattern) for pattern in patterns)
+            why = "" if taken else "not chosen"
         if why:
             left[found.path] = why
         elif found.problem:
@@ -219,11 +220,11 @@ def choose(
         reasons = "; ".join(f"{path or 'the module'}: {why}" for path, why in left.items())
         raise ValueError(f"nothing to compress: {reasons or 'the model has no embedding table'}")
     named = () if patterns is None or callable(patterns) else patterns
-    unmatched = [pattern for pattern in named if pattern not in matched]
+    unmatched = [pattern for pattern in named if not fnmatch.filter(listed, pattern)]
     if unmatched or not chosen:
         wanted = f" called {unmatched[0]}" if unmatched else " that `which` chooses"
-        listed = ", ".join(path for found in tables for path in found.paths) or "no embedding table"
-        raise ValueError(f"the model has no embedding table{wanted}; it has {listed}")
+        it_has = ", ".join(listed) or "no embedding table"
+        raise ValueError(f"the model has no embedding table{wanted}; it has {it_has}")
     return chosen, left
 
 
@@ -257,9 +258,9 @@ def put(
 
 
 def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
-    for name in _HOOKS:
-        if getattr(old, name, None):
-            getattr(new, name).update(getattr(old, name))
+    for name, hooks in vars(old).items():
+        if name.startswith(("_forward_", "_backward_")) and hooks:
+            getattr(new, name).update(hooks)
 
 
 def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
@@ -272,22 +273,17 @@ def placed(model: nn.Module, kind: Any) -> list[EmbeddingTable]:
     """The tables of a class, or of several, that `put` has placed, each once, in order."""
     tables: dict[int, EmbeddingTable] = {}
     outputs: dict[CodesLinear, str] = {}
-    parts: set[str] = set()
-    inside = ""  # of the last form; it may be made of forms
+    inside = ""  # of what holds a table; a form may be made of forms
     for path, module in model.named_modules(remove_duplicate=False):
         if inside and path.startswith(inside):
             continue
-        inside = f"{path}." if isinstance(module, Form) else ""
-        table = module.table if isinstance(module, (CodesLinear, ScaledEmbedding)) else module
-        if table is not module:
-            parts.add(f"{path}.table")
+        holds = isinstance(module, (Form, CodesLinear, ScaledEmbedding))
+        inside = f"{path}." if holds else ""
+        table = module.table if isinstance(module, ScaledEmbedding) else module
         if isinstance(module, CodesLinear):
             outputs.setdefault(module, path)
-        elif isinstance(table, kind) and path not in parts:
-            found = tables.setdefault(id(table), EmbeddingTable({}, None))
-            found.modules[path] = module
-            if isinstance(module, ScaledEmbedding):
-                found.scales[path] = module.scale
+        elif isinstance(table, kind):
+            tables.setdefault(id(table), EmbeddingTable({}, None)).add(path, module)
     for layer, path in outputs.items():
         if id(layer.table) in tables:
             tables[id(layer.table)].tied[path] = layer

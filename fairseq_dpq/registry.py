@@ -6,13 +6,19 @@ is imported before anything is looked up here, and which calls `register_method`
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from importlib import metadata
-from typing import Iterator, Mapping, TypeVar
+from typing import Any, Collection, Iterable, Iterator, Mapping, TypeVar
 
 GROUP = "fairseq_dpq"
 T = TypeVar("T")
 _loaded = False
+
+
+def extensions() -> Iterable[Any]:
+    """The entry points of other packages."""
+    return metadata.entry_points(group=GROUP)
 
 
 def load_extensions() -> None:
@@ -21,7 +27,7 @@ def load_extensions() -> None:
     if _loaded:
         return
     _loaded = True  # first, because those modules look names up themselves
-    for entry in metadata.entry_points(group=GROUP):
+    for entry in extensions():
         try:
             entry.load()
         except Exception as error:  # another package's module can fail in any way
@@ -52,3 +58,18 @@ class Registry(Mapping[str, T]):
     def __len__(self) -> int:
         load_extensions()
         return len(self._items)
+
+
+def check_complete(cls: type, base: type, optional: Collection[str] = ()) -> None:
+    """Raise TypeError for a class that lacks what its base class leaves open: attributes without a
+    value, and functions that raise NotImplementedError."""
+    missing = [name for name in base.__annotations__ if not hasattr(cls, name)]
+    for name in dir(base):
+        found = inspect.getattr_static(base, name)
+        function = getattr(found, "fget", None) or getattr(found, "__func__", found)
+        names = getattr(getattr(function, "__code__", None), "co_names", ())
+        if "NotImplementedError" in names and inspect.getattr_static(cls, name) is found:
+            missing.append(name)
+    missing = [name for name in missing if name not in optional]
+    if missing:
+        raise TypeError(f"{base.__name__.lower()} {cls.__name__} lacks {', '.join(missing)}")

@@ -1,5 +1,5 @@
-"""A form of another package: found through its entry point, and used by every command and function
-without a line changed in this package."""
+"""A form of another package, the example of CONTRIBUTING.md: found through its entry point, and
+used by every command and function without a line changed in this package."""
 
 from __future__ import annotations
 
@@ -12,73 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import fsq
+from helpers import fsq, toy_package
 from helpers.tool_runs import TF, train
 
 pytestmark = pytest.mark.slow
-
-# One bit for each number: its sign, times the mean size of its row (or of the whole table).
-PACKAGE = """
-import torch
-from fairseq_dpq import Form, FormOption, Layout, register_form
-
-
-@register_form
-class SignEmbedding(Form):
-    kind = "signs"
-    signature_tensor = "signs"
-    options = (FormOption("by_row", "--one-size", True, "one size for all rows"),)
-    setting_types = {"by_row": bool}
-
-    def __init__(self, n, d, padding_idx=None, *, by_row=True, dtype=None, device=None):
-        super().__init__()
-        self._set_size(n, d, padding_idx)
-        self.by_row = by_row
-        self.register_buffer("signs", torch.zeros(n, d, dtype=torch.uint8, device=device))
-        sizes = torch.zeros(n if by_row else 1, 1, dtype=dtype, device=device)
-        self.register_buffer("size", sizes)
-
-    @classmethod
-    def from_table(cls, table, padding_idx=None, *, seed=0, progress=None, by_row=True):
-        form = cls(*table.shape, padding_idx, by_row=by_row)
-        form.signs.copy_(table > 0)
-        size = table.float().abs()
-        form.size.copy_(size.mean(1, keepdim=True) if by_row else size.mean().view(1, 1))
-        return form
-
-    @classmethod
-    def from_learned(cls, tensors, request):
-        values, codes = tensors["values"], tensors["codes"].long()
-        rows = values[torch.arange(codes.shape[1]), codes].flatten(1)
-        return cls.from_table(rows, request.padding_idx).to(request.dtype)
-
-    @classmethod
-    def layout(cls, n, d, settings, found):
-        size = Layout((n if settings["by_row"] else 1, 1))
-        return {"signs": Layout((n, d), (torch.uint8,)), "size": size}
-
-    def forward(self, ids):
-        sign = self.signs[ids].to(self.size.dtype) * 2 - 1
-        rows = sign * (self.size[ids] if self.by_row else self.size[0])
-        pad = -1 if self.padding_idx is None else self.padding_idx
-        return rows.masked_fill((ids == pad).unsqueeze(-1), 0.0)
-
-    def settings(self):
-        return {"by_row": self.by_row}
-
-    def formula_bits(self):
-        return self.signs.numel() + 32 * self.size.numel()
-
-    @property
-    def saved_nbytes(self):
-        return self.signs.numel() + self.size.numel() * self.size.element_size()
-
-    def bits_per_symbol(self):
-        return self.embedding_dim + 32 * self.by_row
-
-    def describe(self):
-        return "by row" if self.by_row else "one size"
-"""
 
 ANY_MODEL = """
 import sys, torch
@@ -112,13 +49,9 @@ torch.save(table(torch.arange(table.num_embeddings)).detach(), sys.argv[2])
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory) -> dict[str, str]:
     """The environment of a process that has the other package installed."""
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "toyforms.py").write_text(PACKAGE)
-    info = folder / "toyforms-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toyforms\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[fairseq_dpq]\ntoyforms = toyforms\n")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    installed = toy_package.install(tmp_path_factory.mktemp("site"), forms=toy_package.FORM)
+    path = os.pathsep.join([installed["PYTHONPATH"], *sys.path])
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def run(env: dict[str, str], *command: object) -> str:
@@ -149,7 +82,7 @@ def test_quantize_inspect_export_and_models(outside, full, tmp_path) -> None:
     (made,) = json.loads(tool(outside, "quantize", full, small, *flags, "--json"))["embeddings"]
     (seen,) = json.loads(tool(outside, "inspect", small, "--json"))[0]["embeddings"]
     assert made["form"] == seen["form"] == "signs" and seen["description"] == "signs one size"
-    assert seen["compact_bytes"] == seen["num_embeddings"] * seen["embedding_dim"] + 4
+    assert seen["compact_bytes"] == seen["num_embeddings"] * seen["embedding_dim"] // 8 + 4
     table = torch.load(full, weights_only=False)["model"]["encoder.embed_tokens.weight"]
     assert run(outside, "-c", MODEL, small, rows).split() == ["FairseqSignEmbedding", "signs"]
     want = table.sign() * table.abs().mean()
@@ -173,7 +106,20 @@ def test_generate(outside, corpus, full, tmp_path) -> None:
 
 def test_compress_and_save_compact(outside, tmp_path) -> None:
     said = run(outside, "-c", ANY_MODEL, tmp_path / "model")
-    assert said.split() == ["signs", "by", "row", str(300 * 8 + 300 * 4)]
+    assert said.split() == ["signs", "by", "row", str(300 + 300 * 4)]
+
+
+def test_the_help_lists_the_form(outside) -> None:
+    shown = run(outside, "-c", "from fairseq_dpq.cli import start; start.quantize(['--help'])")
+    assert "--form signs:" in shown and "one size for all rows" in shown
+
+
+@pytest.mark.parametrize("source", [toy_package.METHOD, toy_package.FORM], ids=["method", "form"])
+def test_a_class_that_lacks_something_is_refused_in_one_line(source: str) -> None:
+    code = source.replace("def codes", "def other").replace("def settings", "def other")
+    code = code.replace("    summary", "    words").replace("    kind", "    sort")
+    with pytest.raises(TypeError, match=r"lacks (summary, codes|kind, settings)$"):
+        exec(code, {"__name__": __name__})
 
 
 def test_without_the_package_the_kind_is_named(outside, full, tmp_path, capsys) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from fairseq_dpq import DPQEmbedding
 from fairseq_dpq.training.kmeans import assign, kmeans
-from fairseq_dpq.training.trackers import CentroidAverage
+from fairseq_dpq.training.trackers import KeyAverage
 from helpers.layers import make
 
 
@@ -105,7 +105,7 @@ def test_from_pretrained_details() -> None:
     layer.defer_updates = True
     for _ in range(3):
         layer(torch.arange(100))
-        next(t for t in layer.trackers if isinstance(t, CentroidAverage)).clear()
+        next(t for t in layer.trackers if isinstance(t, KeyAverage)).clear()
         assert layer.step() is False  # the table was the start: no k-means of the first batches
     assert torch.equal(layer.values, values)
     with pytest.raises(ValueError, match=r"table has shape \(3,\); give \(num_embeddings, d\)"):

@@ -262,7 +262,7 @@ def knowledge(found: EmbeddingTable, use: Use | None) -> Knowledge:
     assert found.weight is not None
     tied = next(iter(found.tied.values()), None)
     bias = None if tied is None else tied._parameters.get("bias")
-    return Knowledge(found.weight, bias, tied is not None, use, len(found.paths))
+    return Knowledge(found.weight, bias, tied is not None, use, len(found.readers))
 
 
 def make_form(

@@ -36,10 +36,11 @@ def start(name: str, argv: Sequence[str] | None = None) -> int:
     own = given[: given.index("--")] if "--" in given else given
     command = json.loads(_COMMANDS.read_text(encoding="utf-8")).get(name)
     if command is not None and "--debug" not in own:
-        if "-h" in own or "--help" in own:
+        helps = "-h" in own or "--help" in own
+        if helps and not _extended():
             print(command["help"], end="")
             return 0
-        for text in positional(own, command["flags"])[_INPUTS[name]]:
+        for text in () if helps else positional(own, command["flags"])[_INPUTS[name]]:
             path = text if os.path.exists(text) else text.partition("=")[2] or text
             if not os.path.exists(path):
                 shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path)
@@ -47,6 +48,13 @@ def start(name: str, argv: Sequence[str] | None = None) -> int:
                 print(f"fairseq-dpq-{name}: error: {said}", file=sys.stderr)
                 return 2
     return import_module(f"fairseq_dpq.cli.{name}").main(given)
+
+
+def _extended() -> bool:
+    """Whether other packages add flags, which only the command's own module knows."""
+    from fairseq_dpq.registry import extensions
+
+    return bool(extensions())
 
 
 def positional(words: Sequence[str], flags: dict[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from fairseq_dpq.methods.base import MethodOptions, TableUse
 from fairseq_dpq.output import StoredWeight
 from fairseq_dpq.tracing import is_tracing
 from fairseq_dpq.training.codebook import RegularizerTerm
+from fairseq_dpq.training.trackers import TrackerSet
 
 logger = logging.getLogger("fairseq_dpq")
 
@@ -62,8 +63,10 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         `started` if a trained table has made the warm-up needless."""
         self.config = config
         shapes = self.method.shapes(config, self.num_embeddings, self.embedding_dim)
-        others = self.method.trackers(config, shapes)
-        self.trackers.reschedule(others, self._state(), self.codebook(), started)
+        self.trackers = TrackerSet(self.method.trackers(config, shapes))
+        for tracker in self.trackers:
+            if tracker.always:
+                tracker.reset(self.codebook(), started)
 
     def _note_regularizer(self, tokens: Tensor, out: Tensor) -> None:
         """Keep the regulariser of a validation batch for the log; it enters no loss."""
@@ -73,7 +76,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
             tokens, out = tokens[real], out[real]
         if tokens.numel():
             error = (out - F.embedding(tokens, self.query).float()).pow(2).sum()
-            self.regularizers.note(RegularizerTerm(error, error, out.numel()))
+            self.regularizers.waiting.append(RegularizerTerm(error, error, out.numel()))
 
     @property
     def weight(self) -> Tensor:
@@ -114,10 +117,9 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         prefix = f"{name}."
         saved = {k[len(prefix) :]: state_dict[k] for k in list(state_dict) if k.startswith(prefix)}
         state = {key: buffer.clone() for key, buffer in self.named_buffers()}
-        keys = saved.get("keys" if self.method.has_keys else "values", self.values)
-        book = replace(self.codebook(), keys=keys)
+        book = replace(self.codebook(), tensors={**self.codebook().tensors, **saved, **state})
         for tracker in self.trackers:
-            tracker.adopt(saved, state, book)
+            tracker.adopt(saved, book)
         own = {*self.parts, *state}
         for key in [*saved]:
             if key in own:

@@ -110,7 +110,7 @@ def _updates(optimization: Any, batches: int) -> int:
 def forget_batch(model: Any) -> None:
     """Drop regularisers that are not those of the next batch."""
     for table in dpq_modules(model) if isinstance(model, nn.Module) else ():
-        table.regularizers.drop()
+        table.regularizers.waiting.clear()
 
 
 def add_regularizer(model: Any, result: Any) -> Any:

@@ -120,7 +120,8 @@ def training_layer(checkpoint: Checkpoint, path: str, table: Table) -> DPQEmbedd
     check_warmed_up(checkpoint, path)
     # One row: a layer of n would draw n random rows first.
     layer = DPQEmbedding(1, d, option_files=False, **table.options)
-    for name in (*layer.parts, *layer.trackers.evaluation_buffers()):
+    buffers = [name for tracker in layer.trackers for name in tracker.evaluated]
+    for name in (*layer.parts, *buffers):
         key = f"{path}.{name}"
         tensor = checkpoint.weights.get(key)
         if tensor is None:

@@ -11,7 +11,7 @@ from fairseq_dpq.forms.low_rank import LowRankEmbedding
 from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.forms.scalar import ScalarEmbedding
 from fairseq_dpq.forms.tiers import TieredEmbedding
-from fairseq_dpq.registry import Registry
+from fairseq_dpq.registry import Registry, check_complete
 
 FORMS: Registry[type[Form]] = Registry("form")
 DEFAULT_FORM = CompactEmbedding.kind
@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Type[Form])
 
 def register_form(form: F) -> F:
     """Let files, commands and models know a form by its `kind`; a decorator of its class."""
+    check_complete(form, Form, optional=("from_learned",))  # only where a method names its kind
     FORMS.add(form.kind, form)
     return form
 

@@ -8,10 +8,9 @@ from fairseq_dpq.methods.base import (
     make_options,
     register_method,
 )
-from fairseq_dpq.methods.fixed_codes import FixedCodes
 from fairseq_dpq.methods.kd_codes import KDCodes
 from fairseq_dpq.methods.low_rank import LowRank
-from fairseq_dpq.methods.random_codes import RandomCodes
+from fairseq_dpq.methods.stored_codes import FixedCodes, RandomCodes
 from fairseq_dpq.methods.sx import SX
 from fairseq_dpq.methods.vq import VQ
 

@@ -8,7 +8,7 @@ the map can scale its input itself, and the second batch norm takes a constant o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Dict, Mapping, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,12 +19,12 @@ from fairseq_dpq.forms.additive_codes import add_vectors, transform
 from fairseq_dpq.forms.additive_learning import fit_vectors
 from fairseq_dpq.forms.low_rank import factorize
 from fairseq_dpq.methods.base import CodeOptions, Method, TableUse
-from fairseq_dpq.training.codebook import Codebook
+from fairseq_dpq.training.codebook import Codebook, TrainOutput
 from fairseq_dpq.training.distances import Stats, batch_normalize
 from fairseq_dpq.training.trackers import RunningStatistics, Shapes, Tracker, wide
 
 _ROWS = 1 << 13
-Moments = dict
+Moments = Dict[str, Stats]
 
 
 @dataclass
@@ -48,9 +48,9 @@ class AdditiveMethod(Method[AO]):
     """`values` (D, K, width) are the code vectors, `matrix` (width, d) the map, if there is one;
     `outer_scale` and `outer_shift` (d,) are the affine part of the last batch norm."""
 
-    splits_rows = False
     sized_by = ("K", "D", "code_width")
     forms = ("additive_codes",)
+    stored = ("values", "matrix", "outer_shift")
 
     def defaults(self, c: AO, use: TableUse) -> dict[str, Any]:
         # Each group adds K whole vectors: the number that the papers take.
@@ -69,7 +69,7 @@ class AdditiveMethod(Method[AO]):
             out.append(RunningStatistics("inner", (1, shapes["matrix"][0])))
         return out
 
-    def initialize(self, parameters: dict[str, Tensor], c: AO, tied: bool) -> None:
+    def initialize(self, parameters: Mapping[str, Tensor], c: AO, tied: bool) -> None:
         # Rows start at the scale of the table that they replace, which the values were drawn from.
         parameters["outer_scale"].fill_(float(parameters["values"].float().std()))
         parameters["outer_shift"].zero_()
@@ -81,47 +81,49 @@ class AdditiveMethod(Method[AO]):
     def _set_moments(self, book: Codebook, codes: Tensor) -> None:
         """Set the running statistics to those of rows with these codes."""
         rows = add_vectors(flat(book.values), codes) / codes.shape[1]
-        for name in ("inner", "outer") if "matrix" in book.tensors else ("outer",):
-            stats = running(book, name)
-            var, mean = torch.var_mean(rows, 0, unbiased=False, keepdim=True)
-            stats.mean.copy_(mean)
-            stats.var.copy_(var)
-            if name == "inner":
-                rows = stats.normalize(rows) @ book.tensors["matrix"].float()
+        if "matrix" in book.tensors:
+            set_running(book, "inner", rows)
+            rows = book.stats("inner").normalize(rows) @ book.tensors["matrix"].float()
+        set_running(book, "outer", rows)
 
     # Rows -----------------------------------------------------------------------------------------
 
-    def compose(self, sums: Tensor, book: Codebook, c: AO) -> tuple[Tensor, Moments]:
-        """Rows in training of the sums (tokens, width) of code vectors, by the statistics of this
-        batch, and those."""
+    def responses(
+        self, rows: Tensor, book: Codebook, c: AO, moments: Moments | None = None
+    ) -> Tensor | None:
+        """(tokens, D, K), the largest of which give the codes, if those are learned; `moments` as
+        in `normalized`."""
+        return None
+
+    def train(self, rows: Tensor, book: Codebook, c: AO) -> TrainOutput:
         moments: Moments = {}
-        x = sums / c.D
+        response = self.responses(rows, book, c, moments)
+        codes = self.codes(rows, book, c) if response is None else response.detach().argmax(-1)
+        x = SoftmaxSum.apply(response, book.values.float(), codes) / c.D
         if "matrix" in book.tensors:
             x = normalized(x, "inner", book, moments) @ book.tensors["matrix"].float()
-        x = normalized(x, "outer", book, moments)
-        scale, shift = (book.tensors[f"outer_{name}"].float() for name in ("scale", "shift"))
-        return x * scale + shift, moments
+        out = affine(normalized(x, "outer", book, moments), "outer", book)
+        return TrainOutput(out, codes=codes, moments=moments)
 
     def folded(self, book: Codebook, c: AO) -> tuple[Tensor, Tensor, Tensor]:
         """Code vectors (D, K, width), A and b: a row in evaluation is the sum of its vectors, times
         A, plus b. Without a map the vectors have their factor already, and A is empty."""
-        outer = running(book, "outer").detach()
+        outer = book.stats("outer").detach()
         scale = book.tensors["outer_scale"].float() * outer.scale()[0]
         shift, mean = book.tensors["outer_shift"].float(), outer.mean[0]
         values = book.values.float()
         if "matrix" not in book.tensors:
             return values * (scale / c.D), values.new_zeros(0, 0), shift - mean * scale
-        inner = running(book, "inner").detach()
+        inner = book.stats("inner").detach()
         matrix = book.tensors["matrix"].float()
         A = (inner.scale()[0] / c.D).unsqueeze(1) * matrix * scale
         centre = (wide(inner.mean * inner.scale()) @ wide(matrix)).float()[0]
         return values, A, shift - (centre + mean) * scale
 
-    def rebuild_sums(self, response: Tensor | None, codes: Tensor, book: Codebook, c: AO) -> Tensor:
-        """Rows in evaluation; with gradients, also to the responses (tokens, D, K)."""
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: AO) -> Tensor:
         values, matrix, bias = self.folded(book, c)
         if torch.is_grad_enabled():
-            sums = added(response, values, codes)
+            sums = SoftmaxSum.apply(self.responses(rows, book, c), values, codes)
         else:
             sums = add_vectors(flat(values), codes)
         return transform(sums, matrix, bias)
@@ -136,26 +138,19 @@ class AdditiveMethod(Method[AO]):
         if matrix is None:
             values.copy_(vectors)
             self._set_moments(book, codes)
-            shift = running(book, "outer").mean[0]
+            shift = book.stats("outer").mean[0]
         else:
             rank = min(matrix.shape[0], d)
             left, right = factorize(vectors, rank)
             values[:, :rank] = left.to(values.dtype)
             matrix.zero_()
             self._set_moments(book, codes)
-            inner = running(book, "inner")
+            inner = book.stats("inner")
             matrix[:rank] = (right / inner.scale()[0, :rank].unsqueeze(1)).to(matrix.dtype)
             self._set_moments(book, codes)
-            shift = inner.mean[0, :rank] @ right + running(book, "outer").mean[0]
-        book.tensors["outer_scale"].copy_(1 / running(book, "outer").scale()[0])
+            shift = inner.mean[0, :rank] @ right + book.stats("outer").mean[0]
+        book.tensors["outer_scale"].copy_(1 / book.stats("outer").scale()[0])
         book.tensors["outer_shift"].copy_(shift)
-
-    def bits(self, c: AO, num_embeddings: int, embedding_dim: int) -> int:
-        width = c.code_width or embedding_dim
-        numbers = c.D * c.K * width + embedding_dim
-        if width != embedding_dim:
-            numbers += width * embedding_dim
-        return num_embeddings * c.D * (c.K - 1).bit_length() + 32 * numbers
 
     def learned(self, book: Codebook, c: AO, codes: Tensor | None) -> dict[str, Tensor]:
         assert codes is not None
@@ -168,29 +163,39 @@ def flat(values: Tensor) -> Tensor:
     return values.view(-1, values.shape[-1])
 
 
-def running(book: Codebook, name: str) -> Stats:
-    """The running statistics of one batch norm, (1, size) each."""
-    return Stats(book.tensors[f"{name}_mean"], book.tensors[f"{name}_var"])
+# Batch norms: NAME_mean and NAME_var (1, size), NAME_scale and NAME_shift (size,) -----------------
 
 
-def normalized(x: Tensor, name: str, book: Codebook, moments: Moments) -> Tensor:
-    """Batch norm without affine part; the batch's statistics are put into `moments`. A single row
-    has no spread, and is normalised by the running ones."""
-    if len(x) < 2:
-        return running(book, name).detach().normalize(x)
-    out, moments[name] = batch_normalize(x.unsqueeze(1), False)
-    return out.squeeze(1)
+def set_running(book: Codebook, name: str, rows: Tensor) -> None:
+    """Set the running statistics to those of rows (n, size)."""
+    stats = book.stats(name)
+    var, mean = torch.var_mean(rows, 0, unbiased=False, keepdim=True)
+    stats.mean.copy_(mean)
+    stats.var.copy_(var)
 
 
-def added(response: Tensor | None, values: Tensor, codes: Tensor) -> Tensor:
-    """Sums (tokens, width) of the vectors that codes stand for, with the gradient of a softmax
-    over the responses (tokens, D, K), if there are any."""
-    return _Added.apply(response, values, codes)
+def normalized(x: Tensor, name: str, book: Codebook, moments: Moments | None) -> Tensor:
+    """By the batch's own statistics, which are put into `moments`; by the running ones without
+    that, or for a single row, which has no spread."""
+    if moments is None or len(x) < 2:
+        return book.stats(name).detach().normalize(x)
+    out, moments[name] = batch_normalize(x)
+    return out
 
 
-class _Added(torch.autograd.Function):
-    """sum_j w_j V_j with w = p - stopgrad(p - onehot(code)): dL/dV sees the one-hot w, dL/dw flows
-    into the softmax p as if w were p."""
+def affine(x: Tensor, name: str, book: Codebook) -> Tensor:
+    """The affine part of a batch norm."""
+    scale, shift = (book.tensors[f"{name}_{part}"].float() for part in ("scale", "shift"))
+    return x * scale + shift
+
+
+class SoftmaxSum(torch.autograd.Function):
+    """Sums (tokens, width) of the vectors that codes stand for, with the gradient of a softmax over
+    the responses (tokens, D, K), if there are any.
+
+    sum_j w_j V_j with w = p - stopgrad(p - onehot(code)): dL/dV sees the one-hot w, dL/dw flows
+    into the softmax p as if w were p.
+    """
 
     @staticmethod
     def forward(ctx: Any, response: Tensor | None, values: Tensor, codes: Tensor) -> Tensor:

@@ -6,20 +6,21 @@ those that compare queries with keys share.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Callable, ClassVar, Generic, Mapping, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from fairseq_dpq.config import DPQConfigError, Format, check_fields, format_option, option
-from fairseq_dpq.registry import Registry
+from fairseq_dpq.registry import Registry, check_complete
 from fairseq_dpq.sizes import DEFAULT_K, MAX_K, default_D, division_problem
 from fairseq_dpq.training.codebook import Codebook, TrainOutput
+from fairseq_dpq.training.codes import look_up
 from fairseq_dpq.training.initialization import Trained
 from fairseq_dpq.training.trackers import Shapes, Tracker
 
 START = 0.02  # deviation of queries and keys at the start
-_SMALLEST, _LARGEST = 0.002, 0.06  # bounds of the same where it follows the table's own scale
 
 Need = Callable[[bool, str, str], None]  # (holds, option, what would be right)
 
@@ -141,13 +142,27 @@ class Method(Generic[O]):
     name: ClassVar[str]
     summary: ClassVar[str]  # a few words for the help text
     options: ClassVar[type[MethodOptions]]
-    switch = "K"  # the option that must be given, and turns the plugin on
-    sized_by: ClassVar[tuple[str, ...]] = ("K", "D")  # options that logs and tables name
-    has_codes = True
-    has_keys = False  # parameters called `keys`, beside the values
-    splits_rows = True  # whether D groups share the columns of a row among them
+    # Options that logs and tables name; the first must be given, and turns the plugin on.
+    sized_by: ClassVar[tuple[str, ...]] = ("K", "D")
     regularized = False  # whether its loss has a term of its own
     forms: ClassVar[tuple[str, ...]] = ("product_codes",)  # kinds that can hold it, best first
+    stored: ClassVar[tuple[str, ...]] = ("values",)  # parameters that those keep, for the size
+
+    @property
+    def switch(self) -> str:
+        """The option that must be given."""
+        return self.sized_by[0]
+
+    @property
+    def has_codes(self) -> bool:
+        return issubclass(self.options, CodeOptions)
+
+    @property
+    def splits_rows(self) -> bool:
+        """Whether D groups share the columns of a row among them."""
+        return issubclass(self.options, ProductOptions)
+
+    # Options ------------------------------------------------------------------------------------
 
     def validate(self, c: O, embedding_dim: int | None, need: Need) -> None:
         """What the fields of its options do not say; `need` raises the error."""
@@ -166,6 +181,8 @@ class Method(Generic[O]):
         """Options with a value that help when codes collapse."""
         return []
 
+    # Tensors and their start --------------------------------------------------------------------
+
     def shapes(self, c: O, num_embeddings: int, embedding_dim: int) -> Shapes:
         """Its parameters: `query` (rows, size) and `values`, then its own."""
         raise NotImplementedError
@@ -178,56 +195,59 @@ class Method(Generic[O]):
         """What it follows during training."""
         return []
 
-    def train(self, rows: Tensor, book: Codebook, c: O) -> TrainOutput:
-        """Embeddings of query rows (tokens, size) in training, with the method's gradient."""
+    def initialize(self, parameters: Mapping[str, Tensor], c: O, tied: bool) -> None:
+        """Set the starting values that matter to learning; the others come from the table.
+        `tied` if an output layer shares the table."""
+
+    def first_statistics(self, book: Codebook, c: O, real: Tensor) -> None:
+        """Set the running statistics for the first batch, which has none before it."""
+
+    def load_option_files(self, book: Codebook, c: O, path: str) -> None:
+        """Read the files that its options name into a new table, at `path` of its model."""
+
+    def start_from_table(self, book: Codebook, c: O, trained: Trained) -> None:
+        """Set the codebook so that its rows come near a trained table (n, d); also at the end of a
+        warm-up, when that table is the queries."""
         raise NotImplementedError
 
+    # Rows ---------------------------------------------------------------------------------------
+
     def codes(self, rows: Tensor, book: Codebook, c: O) -> Tensor:
-        """The codes (tokens, D) of query rows in evaluation."""
+        """The codes (tokens, D) of query rows (tokens, size) in evaluation; D is 0 if none."""
         raise NotImplementedError
 
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: O) -> Tensor:
         """Embeddings (tokens, d) of given codes, with the gradient where one is wanted."""
         raise NotImplementedError
 
-    def trains_on_eval_codes(self, c: O) -> bool:
-        """Whether training sees the rows that `rebuild` gives, so that one table can serve all
-        lookups and the output layer of an update."""
-        return False
+    def train(self, rows: Tensor, book: Codebook, c: O) -> TrainOutput:
+        """Embeddings of query rows in training, with the method's gradient; those of evaluation,
+        unless a method has others."""
+        codes = self.codes(rows, book, c)
+        out = self.rebuild(rows, codes, book, c)
+        return self.observe(rows, codes, book, c)._replace(rows=out)
 
     def observe(self, rows: Tensor, codes: Tensor, book: Codebook, c: O) -> TrainOutput:
         """What statistics and the regulariser take from a batch whose codes are known."""
-        raise NotImplementedError
+        return TrainOutput(rows, codes=codes)
 
-    def initialize(self, parameters: dict[str, Tensor], c: O, tied: bool) -> None:
-        """Set the starting values that matter to learning; the others come from the table.
-        `tied` if an output layer shares the table."""
+    def trains_on_eval_codes(self, c: O) -> bool:
+        """Whether one table of the rows that `rebuild` gives may serve all lookups and the output
+        layer of an update."""
+        return False
 
-    def is_fixed(self, book: Codebook, c: O) -> bool:
-        """Whether the user froze the table; averages and new seeds must not move it either."""
-        return not book.query.requires_grad and "query" not in self.constants(c)
-
-    def load_option_files(self, book: Codebook, c: O, path: str) -> None:
-        """Read the files that its options name into a new table, at `path` of its model."""
-
-    def first_statistics(self, book: Codebook, c: O, real: Tensor) -> None:
-        """Set the running statistics for the first batch, which has none before it."""
-
-    def start_from_plain(self, book: Codebook, c: O, trained: Trained) -> None:
-        """End of the warm-up: codes from queries, which are the rows of `trained`."""
-        raise NotImplementedError
-
-    def start_from_table(self, book: Codebook, c: O, trained: Trained) -> None:
-        """Set the codebook so that its rows come near a trained table (n, d)."""
-        raise NotImplementedError
-
-    def bits(self, c: O, num_embeddings: int, embedding_dim: int) -> int:
-        """Bits of the inference form by the paper's formula."""
-        raise NotImplementedError
+    # Inference ----------------------------------------------------------------------------------
 
     def learned(self, book: Codebook, c: O, codes: Tensor | None) -> dict[str, Tensor]:
         """What inference needs, by the names that its `forms` take; `codes` (n, D) if any."""
         raise NotImplementedError
+
+    def bits(self, c: Any, num_embeddings: int, embedding_dim: int) -> int:
+        """Bits of the inference form by the paper's formula: codes, and numbers of 32 bits."""
+        shapes = self.shapes(c, num_embeddings, embedding_dim)
+        numbers = sum(math.prod(shapes[name]) for name in self.stored if name in shapes)
+        codes = num_embeddings * c.D * (c.K - 1).bit_length() if self.has_codes else 0
+        return codes + 32 * numbers
 
 
 class ProductMethod(Method[PO]):
@@ -235,21 +255,17 @@ class ProductMethod(Method[PO]):
 
     sized_by = ("K", "D", "share_subspaces")
 
-    def bits(self, c: PO, num_embeddings: int, embedding_dim: int) -> int:
-        rows = c.K if c.share_subspaces else c.K * c.D
-        codes = num_embeddings * c.D * (c.K - 1).bit_length()
-        return codes + 32 * rows * (embedding_dim // c.D)
+    def shapes(self, c: PO, num_embeddings: int, embedding_dim: int) -> Shapes:
+        groups = 1 if c.share_subspaces else c.D
+        values = (groups, c.K, embedding_dim // c.D)
+        return {"query": (num_embeddings, embedding_dim), "values": values}
+
+    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: PO) -> Tensor:
+        return look_up(book.values.float(), codes).flatten(1)
 
     def learned(self, book: Codebook, c: PO, codes: Tensor | None) -> dict[str, Tensor]:
         assert codes is not None
         return {"codes": codes, "values": book.values.detach()}
-
-
-def half_scale(drawn: Tensor) -> float:
-    """Half the deviation of numbers that the table's own initialiser drew, within bounds."""
-    if drawn.is_meta:
-        return START
-    return min(max(float(drawn.float().std(unbiased=False)) / 2, _SMALLEST), _LARGEST)
 
 
 # The registry -------------------------------------------------------------------------------------
@@ -261,7 +277,8 @@ M = TypeVar("M", bound="type[Method[Any]]")
 
 def register_method(cls: M) -> M:
     """Make a method known by its name; a decorator. Its options become flags and keywords."""
-    known = _all_fields(METHODS._items)
+    check_complete(cls, Method)
+    known = all_options(METHODS._items)
     for f in fields(cls.options):
         other = known.get(f.name)
         if other is not None and (other.type, other.default) != (f.type, f.default):
@@ -276,13 +293,9 @@ def register_method(cls: M) -> M:
     return cls
 
 
-def _all_fields(methods: Mapping[str, Method[Any]]) -> dict[str, Any]:
-    return {f.name: f for method in methods.values() for f in fields(method.options)}
-
-
-def all_options() -> dict[str, Any]:
+def all_options(methods: Mapping[str, Method[Any]] = METHODS) -> dict[str, Any]:
     """The fields of all methods, by name."""
-    return _all_fields(METHODS)
+    return {f.name: f for method in methods.values() for f in fields(method.options)}
 
 
 def takers(name: str) -> list[str]:

@@ -3,21 +3,32 @@ and a linear map the row; with or without distillation from a trained table."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_dpq.config import option
+from fairseq_dpq.files.reader import is_safetensors
 from fairseq_dpq.forms.additive_learning import STEPS, learn_codes
-from fairseq_dpq.methods.additive import AdditiveMethod, AdditiveOptions, added
+from fairseq_dpq.methods.additive import (
+    AdditiveMethod,
+    AdditiveOptions,
+    Moments,
+    affine,
+    normalized,
+    set_running,
+)
 from fairseq_dpq.methods.base import START
-from fairseq_dpq.methods.files import read_table
 from fairseq_dpq.training.codebook import Codebook, RegularizerTerm, TrainOutput
-from fairseq_dpq.training.distances import batch_normalize
 from fairseq_dpq.training.initialization import Trained
 from fairseq_dpq.training.trackers import RunningStatistics, Shapes, Tracker
+
+_TAKES = "; it takes one table (n, d) as .pt or .safetensors, or in fairseq a full checkpoint"
 
 
 @dataclass
@@ -57,7 +68,7 @@ class KDCodes(AdditiveMethod[KDOptions]):
     def trackers(self, c: KDOptions, shapes: Shapes) -> list[Tracker]:
         return [RunningStatistics("norm", (1, c.K)), *super().trackers(c, shapes)]
 
-    def initialize(self, parameters: dict[str, Tensor], c: KDOptions, tied: bool) -> None:
+    def initialize(self, parameters: Mapping[str, Tensor], c: KDOptions, tied: bool) -> None:
         super().initialize(parameters, c, tied)
         # Small, so that one update can change a code; as the queries of sx.
         parameters["query"].normal_(0, START)
@@ -72,51 +83,29 @@ class KDCodes(AdditiveMethod[KDOptions]):
             guide.data.copy_(read_table(c.distill_from, path, tuple(guide.shape)))
 
     def first_statistics(self, book: Codebook, c: KDOptions, real: Tensor) -> None:
-        self._logit_statistics(book, c, real)
+        set_running(book, "norm", book.query[real].view(-1, c.K).float())
         super().first_statistics(book, c, real)
 
-    def _logit_statistics(self, book: Codebook, c: KDOptions, real: Tensor) -> None:
-        assert book.stats is not None
-        logits = book.query[real].view(-1, c.K).float()
-        var, mean = torch.var_mean(logits, 0, unbiased=False)
-        book.stats.mean.copy_(mean.unsqueeze(0))
-        book.stats.var.copy_(var.unsqueeze(0))
-
-    def _response(self, normed: Tensor, book: Codebook) -> Tensor:
-        scale, shift = (book.tensors[f"logit_{name}"].float() for name in ("scale", "shift"))
-        return normed * scale + shift
-
-    def _running_response(self, rows: Tensor, book: Codebook, c: KDOptions) -> Tensor:
+    def responses(
+        self, rows: Tensor, book: Codebook, c: KDOptions, moments: Moments | None = None
+    ) -> Tensor:
         logits = rows.float().view(-1, c.D, c.K)
-        assert book.stats is not None
-        return self._response(book.stats.normalize(logits), book)
+        return affine(normalized(logits, "norm", book, moments), "logit", book)
 
     def train(self, rows: Tensor, book: Codebook, c: KDOptions) -> TrainOutput:
-        logits = rows.float().view(-1, c.D, c.K)
-        own = {}
-        if len(logits) < 2:
-            response = self._running_response(rows, book, c)
-        else:
-            normed, own["norm"] = batch_normalize(logits, True)
-            response = self._response(normed, book)
-        codes = response.detach().argmax(-1)
-        out, moments = self.compose(added(response, book.values.float(), codes), book, c)
-        regularizer = None
-        if c.distill_from and torch.is_grad_enabled() and len(out):
-            assert book.tokens is not None
-            wanted = F.embedding(book.tokens, book.tensors["guide"]).float()
-            error = (out - wanted).pow(2).mean(1).sum()
-            regularizer = RegularizerTerm(c.distill_weight * error, error.detach(), len(out))
-        return TrainOutput(out, codes=codes, regularizer=regularizer, moments={**own, **moments})
+        seen = super().train(rows, book, c)
+        out = seen.rows
+        if not (c.distill_from and torch.is_grad_enabled() and len(out)):
+            return seen
+        assert book.tokens is not None
+        wanted = F.embedding(book.tokens, book.tensors["guide"]).float()
+        error = (out - wanted).pow(2).mean(1).sum()
+        term = RegularizerTerm(c.distill_weight * error, error.detach(), len(out))
+        return seen._replace(regularizer=term)
 
     def codes(self, rows: Tensor, book: Codebook, c: KDOptions) -> Tensor:
         with torch.no_grad():
-            return self._running_response(rows, book, c).argmax(-1)
-
-    def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: KDOptions) -> Tensor:
-        grad = torch.is_grad_enabled()
-        response = self._running_response(rows, book, c) if grad else None
-        return self.rebuild_sums(response, codes, book, c)
+            return self.responses(rows, book, c).argmax(-1)
 
     def start_from_table(self, book: Codebook, c: KDOptions, trained: Trained) -> None:
         table, real = trained.table, trained.real
@@ -124,5 +113,40 @@ class KDCodes(AdditiveMethod[KDOptions]):
         # A logit above the others of its group; batch norm keeps its lead.
         book.query.zero_()
         book.query.view(-1, c.D, c.K).scatter_(2, codes.unsqueeze(-1), 5 * START)
-        self._logit_statistics(book, c, real)
+        set_running(book, "norm", book.query[real].view(-1, c.K).float())
         self.fit(book, c, table[real], self.codes(book.query[real], book, c))
+
+
+def read_table(file: str, path: str, shape: tuple[int, ...]) -> Tensor:
+    """The table (n, d) at `path` of a full checkpoint, or, without a path, the only tensor of that
+    shape in a file; ValueError if there is none."""
+    if not Path(file).is_file():
+        raise ValueError(f"there is no checkpoint {file} to distil from")
+    try:
+        found = _tensors(file)
+    except Exception as error:  # a damaged file can fail in any way
+        raise ValueError(f"{file} is not a fairseq checkpoint, or it is damaged{_TAKES}") from error
+    if not path:
+        fits = [tensor for tensor in found.values() if tuple(tensor.shape) == shape]
+        if len(fits) != 1:
+            raise ValueError(f"{file} has {len(fits)} tensors of shape {shape}{_TAKES}")
+        return fits[0]
+    table = found.get(f"{path}.weight", found.get(""))
+    if table is None:
+        raise ValueError(f"{file} has no full table {path}.weight")
+    if tuple(table.shape) != shape:
+        raise ValueError(f"{file}: {path}.weight is {tuple(table.shape)}, this table is {shape}")
+    return table
+
+
+def _tensors(file: str) -> dict[str, Tensor]:
+    """The tensors of a file by name: of a checkpoint's model, of a state_dict, or a single one."""
+    if is_safetensors(file):
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    how = {"mmap": True} if "mmap" in inspect.signature(torch.load).parameters else {}
+    found = torch.load(file, map_location="cpu", **how)
+    if isinstance(found, Tensor):
+        return {"": found}
+    return {name: t for name, t in found.get("model", found).items() if isinstance(t, Tensor)}

@@ -10,32 +10,30 @@ batch in training and by running statistics in evaluation; all of it is moved by
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Mapping, TypeVar
 
 import torch
 from torch import Tensor
 
 from fairseq_dpq.config import option
-from fairseq_dpq.methods.base import (
-    START,
-    ProductMethod,
-    ProductOptions,
-    TableUse,
-    half_scale,
-)
-from fairseq_dpq.training.codebook import Codebook, RegularizerTerm, TrainOutput
-from fairseq_dpq.training.codes import evaluation_codes
+from fairseq_dpq.methods.base import START, ProductMethod, ProductOptions, TableUse
+from fairseq_dpq.training.codebook import Codebook, TrainOutput
+from fairseq_dpq.training.codes import by_group, evaluation_codes
 from fairseq_dpq.training.distances import DISTANCES, Dot, batch_statistics
-from fairseq_dpq.training.initialization import Trained, cluster_table
+from fairseq_dpq.training.initialization import Trained
+from fairseq_dpq.training.kmeans import kmeans
 from fairseq_dpq.training.trackers import (
     IdleCodes,
+    KeyAverage,
     RunningStatistics,
     Shapes,
     Tracker,
     WarmUp,
 )
 
+_DECAY = 0.9  # of the average that keys follow, where no option says it
 _SHORTEST = 8  # updates of a training that has room for a warm-up
+_SMALLEST, _LARGEST = 0.002, 0.06  # bounds of a start that follows the table's own scale
 
 
 @dataclass
@@ -86,18 +84,20 @@ KO = TypeVar("KO", bound=KeyedOptions)
 class KeyedMethod(ProductMethod[KO]):
     """Codes are the keys nearest to a query in each group."""
 
-    drawn: tuple[str, ...]  # parameters that start at one scale
+    compared = "values"  # the parameter that has the keys
+    paper_distance = "euclidean"  # how queries are compared with keys in the paper's schedule
+    starts_wide = False  # whether the start has the scale of the table's own initialiser
 
     def distance(self, c: KO) -> Dot:
         """How queries are compared with keys."""
-        return DISTANCES["euclidean"]
+        return DISTANCES[self.paper_distance if c.by_paper else "euclidean"]
 
     def shapes(self, c: KO, num_embeddings: int, embedding_dim: int) -> Shapes:
-        groups = 1 if c.share_subspaces else c.D
-        return {
-            "query": (num_embeddings, embedding_dim),
-            "values": (groups, c.K, embedding_dim // c.D),
-        }
+        shapes = super().shapes(c, num_embeddings, embedding_dim)
+        return {**shapes, self.compared: shapes["values"]}
+
+    def constants(self, c: KO) -> tuple[str, ...]:
+        return () if c.by_paper else (self.compared,)
 
     def defaults(self, c: KO, use: TableUse) -> dict[str, Any]:
         own = super().defaults(c, use)
@@ -124,92 +124,76 @@ class KeyedMethod(ProductMethod[KO]):
         own: list[tuple[str, Any]] = [] if c.reseed_after else [("reseed_after", 1000)]
         return [*own, ("schedule", "warmup")] if c.by_paper else own
 
-    def initialize(self, parameters: dict[str, Tensor], c: KO, tied: bool) -> None:
+    def initialize(self, parameters: Mapping[str, Tensor], c: KO, tied: bool) -> None:
         """Draw from N(0, s) with a small s: what a large random start adds to a row is noise, which
-        the codes would have to spell out.
+        the codes would have to spell out. s is half the deviation of the table's own initialiser,
+        if that is small; a tied table starts larger, because an output layer is slow to learn from
+        rows near 0.
 
         In the paper's schedule a table starts as the rest of the model does: what the table's own
         initialiser drew stays, unless it is N(0, 1), nn.Embedding's, from which codes hardly learn.
         """
-        scale = self.start_scale(half_scale(parameters["query"]), tied)
-        for parameter in (parameters[name] for name in self.drawn):
+        query, keys = parameters["query"], parameters[self.compared]
+        scale = START
+        if not query.is_meta:
+            half = float(query.float().std(unbiased=False)) / 2
+            scale = min(max(half, _SMALLEST), _LARGEST)
+        if not (tied or self.starts_wide):
+            scale = min(START, scale)
+        for parameter in (query, keys):
             if not c.by_paper:
                 parameter.normal_(0, scale)
             elif not parameter.is_meta and parameter.float().std(unbiased=False) > 0.5:
                 parameter.mul_(scale)
 
-    def start_scale(self, half: float, tied: bool) -> float:
-        """Deviation of the start, where half that of the table's own initialiser is `half`. A table
-        that would start smaller by itself does so here too, and a tied one starts larger: an output
-        layer is slow to learn from rows near 0."""
-        return half if tied else min(START, half)
-
     def trackers(self, c: KO, shapes: Shapes) -> list[Tracker]:
-        groups, K, _ = shapes["values"]
+        keys = shapes["values"]
         out: list[Tracker] = []
         if c.warmup_updates:
             out.append(WarmUp(c.warmup_updates, c.ramp_updates or 0))
-        out.append(
-            RunningStatistics("norm", (groups, K)) if c.by_paper else self.average(c, shapes)
-        )
+        if c.by_paper:
+            out.append(RunningStatistics("norm", keys[:2]))
+        else:
+            out.append(KeyAverage(keys, getattr(c, "ema_decay", _DECAY)))
         if c.reseed_after:
-            out.append(IdleCodes(groups, K, c.reseed_after, self.reseed))
+            out.append(IdleCodes(keys[:2], c.reseed_after))
         return out
-
-    def average(self, c: KO, shapes: Shapes) -> Tracker:
-        """What keys follow where no gradient moves them."""
-        raise NotImplementedError
-
-    def reseed(self, book: Codebook, dead: Tensor, query: Tensor, codes: Tensor) -> None:
-        """Put dead codes (G, K) on queries (rows, D, key size) of tokens that were just seen."""
-        raise NotImplementedError
 
     def by_group(self, rows: Tensor, c: KO) -> Tensor:
         """Query rows in float32: (tokens, D, key size)."""
         return rows.float().view(rows.shape[0], c.D, rows.shape[1] // c.D)
 
+    def codes(self, rows: Tensor, book: Codebook, c: KO) -> Tensor:
+        stats = book.stats().detach() if c.by_paper else None
+        q = self.by_group(rows.detach(), c)
+        return evaluation_codes(q, book.keys.detach(), self.distance(c), stats)
+
+    def train(self, rows: Tensor, book: Codebook, c: KO) -> TrainOutput:
+        if not c.by_paper:
+            return super().train(rows, book, c)
+        keys = book.keys.float().clone()
+        batch = batch_statistics(self.by_group(rows, c), keys, self.distance(c))
+        if batch is None:  # a single row has no spread; the running statistics serve
+            return super().train(rows, book, c)
+        own = {**book.tensors, "norm_mean": batch.mean, "norm_var": batch.var}
+        seen = super().train(rows, replace(book, tensors=own), c)
+        return seen._replace(moments={"norm": batch.detach()})
+
     def trains_on_eval_codes(self, c: KO) -> bool:
         return not c.by_paper
 
-    def train(self, rows: Tensor, book: Codebook, c: KO) -> TrainOutput:
-        if c.by_paper:
-            q, keys = self.by_group(rows, c), book.keys.float()
-            batch = batch_statistics(q, keys.clone(), self.distance(c))
-            # A single row has no spread; the running statistics serve.
-            book = book if batch is None else replace(book, stats=batch)
-        codes = self.codes(rows, book, c)
-        out = self.rebuild(rows, codes, book, c)
-        seen = self.observe(rows, codes, book, c)
-        if c.by_paper and batch is not None:
-            seen = seen._replace(moments={"norm": batch.detach()})
-        return seen._replace(rows=out)
-
     def observe(self, rows: Tensor, codes: Tensor, book: Codebook, c: KO) -> TrainOutput:
-        q = self.by_group(rows, c)
-        regularizer = self.regularizer(q, codes, book, c)
-        return TrainOutput(rows, q.detach(), codes, regularizer=regularizer)
-
-    def regularizer(
-        self, q: Tensor, codes: Tensor, book: Codebook, c: KO
-    ) -> RegularizerTerm | None:
-        """The term of queries (tokens, D, size) with these codes."""
-        return None
-
-    def codes(self, rows: Tensor, book: Codebook, c: KO) -> Tensor:
-        q = self.by_group(rows.detach(), c)
-        stats = None if book.stats is None else book.stats.detach()
-        return evaluation_codes(q, book.keys.detach(), self.distance(c), stats)
+        return TrainOutput(rows, self.by_group(rows.detach(), c), codes)
 
     @torch.no_grad()
-    def start_from_plain(self, book: Codebook, c: KO, trained: Trained) -> None:
-        groups, K, _ = book.values.shape
-        book.values.copy_(cluster_table(trained, groups, K, c.D))
-        book.keys.copy_(book.values)
-
     def start_from_table(self, book: Codebook, c: KO, trained: Trained) -> None:
         if c.by_paper:
             raise ValueError(
                 "schedule paper starts at random; use schedule warmup to start from a full table"
             )
-        book.query.copy_(trained.table)
-        self.start_from_plain(book, c, trained)
+        if trained.table is not book.query:
+            book.query.copy_(trained.table)
+        groups, K, size = book.values.shape
+        points = by_group(trained.table[trained.real].view(-1, c.D, size), groups)
+        book.values.copy_(kmeans(points, K, seed=trained.seed, progress=trained.progress))
+        book.keys.copy_(book.values)

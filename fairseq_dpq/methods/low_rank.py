@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fairseq_dpq.config import option
 from fairseq_dpq.forms.low_rank import factorize
 from fairseq_dpq.methods.base import Method, MethodOptions, Need
-from fairseq_dpq.training.codebook import Codebook, TrainOutput
+from fairseq_dpq.training.codebook import Codebook
 from fairseq_dpq.training.initialization import Trained
 from fairseq_dpq.training.trackers import Shapes
 
@@ -31,11 +32,9 @@ class LowRank(Method[LowRankOptions]):
     name = "low_rank"
     summary = "no codes, a narrow table times a matrix"
     options = LowRankOptions
-    switch = "rank"
     sized_by = ("rank",)
-    has_codes = False
     forms = ("low_rank",)
-    splits_rows = False
+    stored = ("query", "values")
 
     def validate(self, c: LowRankOptions, embedding_dim: int | None, need: Need) -> None:
         if embedding_dim is not None:
@@ -44,8 +43,8 @@ class LowRank(Method[LowRankOptions]):
     def shapes(self, c: LowRankOptions, num_embeddings: int, embedding_dim: int) -> Shapes:
         return {"query": (num_embeddings, c.rank), "values": (c.rank, embedding_dim)}
 
-    def train(self, rows: Tensor, book: Codebook, c: LowRankOptions) -> TrainOutput:
-        return TrainOutput(rows.float() @ book.values.float())
+    def codes(self, rows: Tensor, book: Codebook, c: LowRankOptions) -> Tensor:
+        return rows.new_empty(len(rows), 0, dtype=torch.int64)
 
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: LowRankOptions) -> Tensor:
         return rows.float() @ book.values.float()
@@ -54,9 +53,6 @@ class LowRank(Method[LowRankOptions]):
         left, right = factorize(trained.table * trained.real.unsqueeze(1), c.rank)
         book.query.copy_(left)
         book.values.copy_(right)
-
-    def bits(self, c: LowRankOptions, num_embeddings: int, embedding_dim: int) -> int:
-        return 32 * c.rank * (num_embeddings + embedding_dim)
 
     def learned(self, book: Codebook, c: LowRankOptions, codes: Tensor | None) -> dict[str, Tensor]:
         return {"left": book.query.detach(), "right": book.values.detach()}

@@ -14,12 +14,7 @@ from fairseq_dpq.config import option
 from fairseq_dpq.methods.base import TableUse
 from fairseq_dpq.methods.keyed import KeyedMethod, KeyedOptions
 from fairseq_dpq.training.codebook import Codebook
-from fairseq_dpq.training.codes import by_group, chunks, look_up, sum_by_code, value_rows
-from fairseq_dpq.training.distances import DISTANCES, Dot
-from fairseq_dpq.training.initialization import reseed_keys
-from fairseq_dpq.training.trackers import KeyAverage, Shapes, Tracker
-
-_DECAY = 0.9  # of the average that keys follow
+from fairseq_dpq.training.codes import by_group, chunks, sum_by_code, value_rows
 
 
 @dataclass
@@ -39,11 +34,8 @@ class SX(KeyedMethod[SXOptions]):
     name = "sx"
     summary = "softmax-based, separate keys and values"
     options = SXOptions
-    has_keys = True
-    drawn = ("query", "keys")
-
-    def distance(self, c: SXOptions) -> Dot:
-        return DISTANCES["dot" if c.by_paper else "euclidean"]
+    compared = "keys"
+    paper_distance = "dot"
 
     def defaults(self, c: SXOptions, use: TableUse) -> dict[str, Any]:
         # From a random start, a soft gradient finds better codes; after a warm-up there are good
@@ -51,39 +43,20 @@ class SX(KeyedMethod[SXOptions]):
         own = super().defaults(c, use)
         return {**own, "tau": 1.0 if own["schedule"] == "paper" else 0.05}
 
-    def constants(self, c: SXOptions) -> tuple[str, ...]:
-        return () if c.by_paper else ("keys",)
-
-    def shapes(self, c: SXOptions, num_embeddings: int, embedding_dim: int) -> Shapes:
-        shapes = super().shapes(c, num_embeddings, embedding_dim)
-        return {**shapes, "keys": shapes["values"]}
-
-    def average(self, c: SXOptions, shapes: Shapes) -> Tracker:
-        groups, K, size = shapes["values"]
-        return KeyAverage(groups, K, size, _DECAY)
-
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: SXOptions) -> Tensor:
         if not torch.is_grad_enabled():
-            return look_up(book.values.float(), codes).flatten(1)
+            return super().rebuild(rows, codes, book, c)
         # Copies, because an update may set both before the backward pass reads them.
         keys, values = book.keys.float().clone(), book.values.float().clone()
-        nearest = book.stats is None  # normalisation has a scale for each key
-        distance = self.distance(c)
-        direction, offset = distance.directions(keys, relative=nearest)
-        if book.stats is None:
+        if c.by_paper:
+            stats = book.stats()
+            direction, offset, scale = keys, -stats.mean, stats.scale() / c.tau
+        else:  # but for |q|^2, which is the same for all keys, so that a softmax does not see it
+            direction, offset = 2 * keys, -keys.pow(2).sum(-1)
             scale = 1 / (c.tau * _spread(keys))
-        else:
-            scale = book.stats.scale() / c.tau
-            offset = offset - book.stats.mean
-        features = distance.features(self.by_group(rows, c), relative=nearest)
-        return softmax_lookup(
-            features, direction * scale.unsqueeze(-1), offset * scale, values, codes
-        ).flatten(1)
-
-    def reseed(self, book: Codebook, dead: Tensor, query: Tensor, codes: Tensor) -> None:
-        group, code, row, source = reseed_keys(book, dead, query)
-        # The value of the token's present code: its embedding does not jump when it changes.
-        book.values[group, code] = book.values[group, codes[row, source]]
+        direction, offset = direction * scale.unsqueeze(-1), offset * scale
+        found = _SoftmaxLookup.apply(self.by_group(rows, c), direction, offset, values, codes)
+        return found.view(rows.shape)
 
 
 def _spread(keys: Tensor) -> Tensor:
@@ -96,22 +69,15 @@ def _spread(keys: Tensor) -> Tensor:
 # Gradients ----------------------------------------------------------------------------------------
 
 
-def softmax_lookup(
-    features: Tensor, direction: Tensor, offset: Tensor, values: Tensor, codes: Tensor
-) -> Tensor:
-    """The value rows of codes (tokens, D), as (tokens, D, d/D), with the gradient of a softmax over
-    the K responses <features, direction> + offset of each group.
+class _SoftmaxLookup(torch.autograd.Function):
+    """The value rows (tokens * D, d/D) of codes (tokens, D), with the gradient of a softmax over
+    the K responses <features, direction> + offset of each group: h_j = w V_j with
+    w = p - stopgrad(p - onehot(code)). dL/dV sees the one-hot w, dL/dw flows into the softmax p as
+    if w were p. No response is held: the backward pass works them out again, in the native library
+    where it is there.
 
     Shapes: features (tokens, D, m), direction (G, K, m), offset (G, K), values (G, K, d/D).
     """
-    rows = _SoftmaxLookup.apply(features, direction, offset, values, codes)
-    return rows.view(*codes.shape, rows.shape[-1])
-
-
-class _SoftmaxLookup(torch.autograd.Function):
-    """h_j = w V_j with w = p - stopgrad(p - onehot(code)): dL/dV sees the one-hot w, dL/dw flows
-    into the softmax p as if w were p. No response is held: the backward pass works them out again,
-    in the native library where it is there."""
 
     @staticmethod
     def forward(ctx: Any, *parts: Tensor) -> Tensor:

@@ -12,10 +12,8 @@ from torch.autograd.function import once_differentiable
 from fairseq_dpq.config import option
 from fairseq_dpq.methods.base import TableUse
 from fairseq_dpq.methods.keyed import KeyedMethod, KeyedOptions
-from fairseq_dpq.training.codebook import Codebook, RegularizerTerm
+from fairseq_dpq.training.codebook import Codebook, RegularizerTerm, TrainOutput
 from fairseq_dpq.training.codes import look_up
-from fairseq_dpq.training.initialization import reseed_keys
-from fairseq_dpq.training.trackers import CentroidAverage, Shapes, Tracker
 
 _TINY = 1e-12
 
@@ -56,7 +54,10 @@ class VQ(KeyedMethod[VQOptions]):
     summary = "centroid-based, keys are the values"
     options = VQOptions
     regularized = True
-    drawn = ("query", "values")
+    # There is no softmax to keep flat as in sx, and rows that start too small are slow to learn:
+    # the inputs of a Transformer add positions to them. Centroids start among the queries: far
+    # from them, one or two would take all.
+    starts_wide = True
 
     def defaults(self, c: VQOptions, use: TableUse) -> dict[str, Any]:
         own = super().defaults(c, use)
@@ -68,24 +69,11 @@ class VQ(KeyedMethod[VQOptions]):
         own: list[tuple[str, Any]] = [] if c.rotation_trick else [("rotation_trick", True)]
         return [*super().collapse_hints(c), *own]
 
-    def start_scale(self, half: float, tied: bool) -> float:
-        # There is no softmax to keep flat as in sx, and rows that start too small are slow to
-        # learn: the inputs of a Transformer add positions to them. Centroids start among the
-        # queries: far from them, one or two would take all.
-        return half
-
-    def constants(self, c: VQOptions) -> tuple[str, ...]:
-        return () if c.by_paper else ("values",)
-
-    def average(self, c: VQOptions, shapes: Shapes) -> Tracker:
-        groups, K, size = shapes["values"]
-        return CentroidAverage(groups, K, size, c.ema_decay)
-
-    def regularizer(
-        self, q: Tensor, codes: Tensor, book: Codebook, c: VQOptions
-    ) -> RegularizerTerm | None:
-        if not torch.is_grad_enabled() or not q.shape[0]:
-            return None
+    def observe(self, rows: Tensor, codes: Tensor, book: Codebook, c: VQOptions) -> TrainOutput:
+        seen = super().observe(rows, codes, book, c)
+        if not torch.is_grad_enabled() or not len(rows):
+            return seen
+        q = self.by_group(rows, c)
         # Sums over the dimensions of a row: a weight then means the same whatever their number.
         centroid = look_up(book.values.float(), codes)
         total = q.new_zeros(())
@@ -94,67 +82,47 @@ class VQ(KeyedMethod[VQOptions]):
             total = total + c.regularizer_weight * error
         if c.commitment:
             total = total + c.commitment * (centroid.detach() - q).pow(2).sum()
-        return RegularizerTerm(total, error.detach() / q[0].numel(), q.shape[0])
+        term = RegularizerTerm(total, error.detach() / q[0].numel(), q.shape[0])
+        return seen._replace(regularizer=term)
 
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: VQOptions) -> Tensor:
         values = book.values.float()
         out = look_up(values, codes)
         if torch.is_grad_enabled():
-            out = straight_through(self.by_group(rows, c), out, values, c.rotation_trick)
+            query = self.by_group(rows, c)
+            out = _StraightThrough.apply(query, out.detach(), values, c.rotation_trick)
         return out.flatten(1)
-
-    def reseed(self, book: Codebook, dead: Tensor, query: Tensor, codes: Tensor) -> None:
-        reseed_keys(book, dead, query)
-
-
-# Gradients ----------------------------------------------------------------------------------------
-
-
-def straight_through(query: Tensor, centroid: Tensor, values: Tensor, rotation: bool) -> Tensor:
-    """The centroids, rows of the values, with a gradient for the queries."""
-    function = _Rotation if rotation else _StraightThrough
-    return function.apply(query, centroid.detach(), values)
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The centroid forward, the gradient straight to the query: q - stopgrad(q - V[code]).
+    """The centroid e forward, the gradient straight to the query q: q - stopgrad(q - e). Or, by the
+    rotation trick (Fifty et al., 2024), through the fixed linear map that rotates and scales q onto
+    e: with unit vectors q', e' and r = (q' + e') / |q' + e'|, that map is
+    R = |e|/|q| (I - 2 r r^T + 2 e' q'^T), and dL/dq = R^T dL/dh.
 
     The values are an input without a gradient, so that a search of the graph for parameters in
     use (DDP's find_unused_parameters) finds them: the regulariser's gradient does reach them.
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, centroid: Tensor, values: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, centroid: Tensor, values: Tensor, rotation: bool
+    ) -> Tensor:
+        if rotation:
+            ctx.save_for_backward(query, centroid)
         return centroid.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad, None, None
-
-
-class _Rotation(torch.autograd.Function):
-    """The rotation trick (Fifty et al., 2024): the centroid e forward; backward, the gradient
-    goes through the fixed linear map that rotates and scales the query q onto e.
-
-    With unit vectors q', e' and r = (q' + e') / |q' + e'|, that map is
-    R = |e|/|q| (I - 2 r r^T + 2 e' q'^T), and dL/dq = R^T dL/dh. The values are as above.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, centroid: Tensor, values: Tensor) -> Tensor:
-        ctx.save_for_backward(query, centroid)
-        return centroid.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        query, centroid = ctx.saved_tensors
-        q_norm = query.norm(dim=-1, keepdim=True).clamp_min(_TINY)
-        e_norm = centroid.norm(dim=-1, keepdim=True).clamp_min(_TINY)
-        q, e = query / q_norm, centroid / e_norm
-        r = q + e
-        r = r / r.norm(dim=-1, keepdim=True).clamp_min(_TINY)
-        turned = grad - 2 * r * (r * grad).sum(-1, keepdim=True)
-        turned = turned + 2 * q * (e * grad).sum(-1, keepdim=True)
-        return turned * (e_norm / q_norm), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.saved_tensors:
+            query, centroid = ctx.saved_tensors
+            q_norm = query.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+            e_norm = centroid.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+            q, e = query / q_norm, centroid / e_norm
+            r = q + e
+            r = r / r.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+            turned = grad - 2 * r * (r * grad).sum(-1, keepdim=True)
+            turned = turned + 2 * q * (e * grad).sum(-1, keepdim=True)
+            grad = turned * (e_norm / q_norm)
+        return grad, None, None, None

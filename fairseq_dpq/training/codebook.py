@@ -1,8 +1,8 @@
-"""The tensors that one table's codes come from, as methods and statistics get to see them."""
+"""The tensors of one table as methods and statistics see them, and what becomes of a batch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Mapping, NamedTuple
 
 from torch import Tensor
@@ -12,19 +12,30 @@ from fairseq_dpq.training.distances import Stats
 
 @dataclass
 class Codebook:
-    """Queries, keys, values and running statistics of one table."""
+    """Queries, keys, values and all else of one table."""
 
-    query: Tensor  # (n, D * key size)
-    keys: Tensor  # (G, K, key size); the values themselves where a method has no keys
-    values: Tensor  # (G, K, d/D)
-    stats: Stats | None = None  # of the responses, where they are normalised: running, or a batch's
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # all of the table, by name
+    tensors: Mapping[str, Tensor]  # parameters and buffers, by name
     tokens: Tensor | None = None  # of the batch, in training
     ramp_left: int = 0  # updates until all rows are quantised
 
-    def one_number(self) -> Tensor:
-        """A number that keys and values take part in, also where rows are plain."""
-        return self.keys.flatten()[0].float() + self.values.flatten()[0].float()
+    @property
+    def query(self) -> Tensor:
+        """(n, D * key size)"""
+        return self.tensors["query"]
+
+    @property
+    def values(self) -> Tensor:
+        """(G, K, d/D)"""
+        return self.tensors["values"]
+
+    @property
+    def keys(self) -> Tensor:
+        """(G, K, key size); the values themselves where a method has no keys."""
+        return self.tensors.get("keys", self.values)
+
+    def stats(self, name: str = "norm") -> Stats:
+        """Statistics of a batch norm, `norm` for that of the responses: running, or a batch's."""
+        return Stats(self.tensors[f"{name}_mean"], self.tensors[f"{name}_var"])
 
 
 class RegularizerTerm(NamedTuple):

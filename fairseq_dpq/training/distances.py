@@ -30,12 +30,11 @@ class Dot:
             total += self._term(query[..., i : i + 1], keys[..., i])
         return total
 
-    def features(self, query: Tensor, relative: bool = False) -> Tensor:
-        """What responses are linear in: (tokens, D, m). `relative`: but for what is the same for
-        all keys, which a softmax over them does not see."""
+    def features(self, query: Tensor) -> Tensor:
+        """What responses are linear in: (tokens, D, m)."""
         return query
 
-    def directions(self, keys: Tensor, relative: bool = False) -> tuple[Tensor, Tensor]:
+    def directions(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """(G, K, m) and (G, K): response = <features, direction> + offset."""
         return keys, keys.new_zeros(keys.shape[:-1])
 
@@ -48,17 +47,12 @@ class Euclidean(Dot):
 
     name = "euclidean"
 
-    def features(self, query: Tensor, relative: bool = False) -> Tensor:
-        if relative:
-            return query
+    def features(self, query: Tensor) -> Tensor:
         return torch.cat([query, query.pow(2).sum(-1, keepdim=True)], -1)
 
-    def directions(self, keys: Tensor, relative: bool = False) -> tuple[Tensor, Tensor]:
-        offset = -keys.pow(2).sum(-1)
-        if relative:
-            return 2 * keys, offset
+    def directions(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         minus_one = keys.new_full((*keys.shape[:-1], 1), -1.0)
-        return torch.cat([2 * keys, minus_one], -1), offset
+        return torch.cat([2 * keys, minus_one], -1), -keys.pow(2).sum(-1)
 
     def _term(self, query: Tensor, key: Tensor) -> Tensor:
         difference = query - key
@@ -69,14 +63,17 @@ DISTANCES: dict[str, Dot] = {d.name: d for d in (Dot(), Euclidean())}
 
 
 class Stats(NamedTuple):
-    """Mean and variance of the responses: (D, K), or (1, K) when subspaces are shared."""
+    """Mean and variance, of responses (D, K), or (1, K) when subspaces are shared."""
 
     mean: Tensor
     var: Tensor
 
     def scale(self) -> Tensor:
-        """What centred responses are multiplied by."""
-        return 1 / exact_sqrt(self.var + EPS)
+        """What centred responses are multiplied by: the correctly rounded root, alike on every
+        device that has float64. Neither rsqrt nor torch's float32 sqrt is: on a CPU it comes from a
+        vector library."""
+        var = self.var + EPS
+        return 1 / var.to(wide_dtype(var.device)).sqrt().to(var.dtype)
 
     def normalize(self, response: Tensor) -> Tensor:
         """Responses by these statistics, as evaluation has them."""
@@ -112,13 +109,12 @@ def batch_statistics(query: Tensor, keys: Tensor, distance: Dot) -> Stats | None
     return Stats(mean + offset, var)
 
 
-def batch_normalize(resp: Tensor, shared: bool) -> tuple[Tensor, Stats]:
-    """Normalise responses by this batch's own statistics, per k or per (j, k)."""
-    tokens, D, K = resp.shape
-    flat = resp.reshape(tokens * D, K) if shared else resp.reshape(tokens, D * K)
+def batch_normalize(x: Tensor) -> tuple[Tensor, Stats]:
+    """Batch norm over all but the last dimension, and the statistics (1, size) of this batch."""
+    flat = x.reshape(-1, x.shape[-1])
     out, mean, invstd = torch.native_batch_norm(flat, None, None, None, None, True, 0.0, EPS)
     var = (invstd.detach().pow(-2) - EPS).clamp_min(0)
-    return out.view(tokens, D, K), Stats(mean.detach().view(-1, K), var.view(-1, K))
+    return out.view(x.shape), Stats(mean.detach().unsqueeze(0), var.unsqueeze(0))
 
 
 # Precision ----------------------------------------------------------------------------------------
@@ -134,9 +130,3 @@ def float32_math(device: torch.device) -> ContextManager[Any]:
 def wide_dtype(device: torch.device) -> torch.dtype:
     """What long sums are held in: float64, or float32 on Apple's GPUs, which have nothing wider."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def exact_sqrt(x: Tensor) -> Tensor:
-    """The correctly rounded root, alike on every device that has float64. Neither rsqrt nor torch's
-    float32 sqrt is: on a CPU it comes from a vector library."""
-    return x.to(wide_dtype(x.device)).sqrt().to(x.dtype)

@@ -1,15 +1,11 @@
-"""Starting values that depend on data: another table's numbers, k-means of a trained table."""
+"""Starting values that depend on data: those of another table."""
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple
+from typing import Callable, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
-
-from fairseq_dpq.training.codebook import Codebook
-from fairseq_dpq.training.codes import by_group
-from fairseq_dpq.training.kmeans import kmeans
 
 
 def checked_padding(num_embeddings: int, padding_idx: int | None) -> int | None:
@@ -26,12 +22,10 @@ def checked_padding(num_embeddings: int, padding_idx: int | None) -> int | None:
     return padding_idx % num_embeddings
 
 
-def draw_like(parameters: dict[str, Tensor], table: Tensor, padding_idx: int | None) -> None:
+def draw_like(parameters: Mapping[str, Tensor], table: Tensor, padding_idx: int | None) -> None:
     """Fill queries, keys and values with numbers drawn from a freshly initialised table."""
     table = table.detach()
     pool = table[real_rows(table, padding_idx)].reshape(-1)
-    if pool.numel() == 0:
-        pool = table.reshape(-1)
     for name, parameter in parameters.items():
         if name == "query" and parameter.shape == table.shape:
             parameter.copy_(table)
@@ -55,27 +49,3 @@ class Trained(NamedTuple):
     real: Tensor  # (n,): False for padding
     seed: int = 0
     progress: Callable[[int], None] | None = None
-
-
-@torch.no_grad()
-def cluster_table(trained: Trained, groups: int, K: int, D: int) -> Tensor:
-    """k-means of a table in each group: centroids (G, K, d/D)."""
-    rows = trained.table[trained.real]
-    points = by_group(rows.view(len(rows), D, -1), groups)
-    return kmeans(points, K, seed=trained.seed, progress=trained.progress)
-
-
-def reseed_keys(
-    book: Codebook, dead: Tensor, query: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Put the keys of dead codes (G, K) on random queries (rows, D, key size).
-
-    Returns group and code of each, and the row and group of the query it was put on.
-    """
-    group, code = dead.nonzero(as_tuple=True)
-    row = torch.randint(query.shape[0], (group.numel(),), device=query.device)
-    source = group
-    if book.keys.shape[0] == 1:
-        source = torch.randint(query.shape[1], (group.numel(),), device=query.device)
-    book.keys[group, code] = query[row, source].to(book.keys.dtype)
-    return group, code, row, source

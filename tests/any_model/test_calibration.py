@@ -174,3 +174,12 @@ def test_a_table_that_an_encoder_reads_weighs_rare_rows_more() -> None:
     assert one.weight[0] / one.weight[-1] > 1.5 * two.weight[0] / two.weight[-1] > 1
     lone, both = (known.metric.diagonal() for known in (one, two))
     assert lone.max() / lone.min() > 2 * both.max() / both.min() > 2
+
+
+def test_a_decoder_with_two_names_reads_its_table_once() -> None:
+    decoder = Tied()
+    (found,) = find_tables(nn.ModuleDict({"model": decoder, "decoder": decoder}))
+    assert len(found.paths) == 2 and len(found.readers) == 1
+    encoder = nn.ModuleDict({"embed": decoder.embed})
+    (found,) = find_tables(nn.ModuleDict({"encoder": encoder, "decoder": decoder}))
+    assert len(found.readers) == 2

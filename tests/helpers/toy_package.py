@@ -1,69 +1,22 @@
-"""A package outside this one that adds to it, as a third party would write and install it."""
+"""A package outside this one that adds to it, as a third party would write and install it: the
+examples of CONTRIBUTING.md."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# A method of its own, with one option of its own. Codes follow from the row's number, and the step
-# between neighbours is the option.
-METHOD = """
-from dataclasses import dataclass
-
-import torch
-
-from fairseq_dpq import register_method
-from fairseq_dpq.config import option
-from fairseq_dpq.methods.base import ProductMethod, ProductOptions
-from fairseq_dpq.training.codebook import TrainOutput
-from fairseq_dpq.training.codes import look_up
+ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass
-class ToyOptions(ProductOptions):
-    toy_step: int = option(
-        3,
-        "how far the codes of two neighbours are apart",
-        valid=lambda step: step >= 1,
-        right="must be 1 or more; try 3",
-        shapes=True,
-    )
+def example(heading: str) -> str:
+    """The Python code under a heading of CONTRIBUTING.md."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return page.split(f"## {heading}\n")[1].split("```python\n")[1].split("```")[0]
 
 
-@register_method
-class Toy(ProductMethod[ToyOptions]):
-    name = "toy"
-    summary = "codes by the number of the row"
-    options = ToyOptions
-
-    def shapes(self, c, num_embeddings, embedding_dim):
-        return {"query": (num_embeddings, c.D), "values": (c.D, c.K, embedding_dim // c.D)}
-
-    def constants(self, c):
-        return ("query",)
-
-    def initialize(self, parameters, c, tied):
-        query = parameters["query"]
-        rows = torch.arange(query.shape[0]).unsqueeze(1) * c.toy_step
-        query.copy_((rows + torch.arange(c.D)) % c.K)
-
-    def codes(self, rows, book, c):
-        return rows.detach().long()
-
-    def train(self, rows, book, c):
-        codes = self.codes(rows, book, c)
-        return TrainOutput(self.rebuild(rows, codes, book, c), codes=codes)
-
-    def rebuild(self, rows, codes, book, c):
-        return look_up(book.values.float(), codes).flatten(1)
-
-    def start_from_table(self, book, c, trained):
-        codes = self.codes(book.query, book, c)
-        parts = trained.table.view(len(codes), c.D, -1)
-        for j in range(c.D):
-            for k in range(c.K):
-                book.values[j, k] = parts[codes[:, j] == k, j].mean(0)
-"""
+METHOD = example("Add a method")
+FORM = example("Add a form")
 
 
 def install(folder: Path, **modules: str) -> dict[str, str]:

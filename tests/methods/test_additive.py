@@ -8,7 +8,7 @@ import torch
 
 from fairseq_dpq import DPQConfigError, DPQEmbedding, collect_regularizer
 from fairseq_dpq.forms.additive_codes import AdditiveEmbedding
-from fairseq_dpq.methods.additive import added
+from fairseq_dpq.methods.additive import SoftmaxSum
 
 PAD, N, DIM, K, D, WIDTH = 1, 40, 6, 5, 3, 4
 EPS = 1e-3
@@ -123,7 +123,7 @@ def test_gradients_of_the_sum_by_hand() -> None:
     response, values = torch.randn(4, D, K), torch.randn(D, K, WIDTH)
     codes, grad = response.argmax(-1), torch.randn(4, WIDTH)
     r, v = (t.clone().requires_grad_() for t in (response, values))
-    added(r, v, codes).backward(grad)
+    SoftmaxSum.apply(r, v, codes).backward(grad)
     soft = response.clone().requires_grad_()
     torch.einsum("tjk,jkw->tw", torch.softmax(soft, -1), values).backward(grad)
     torch.testing.assert_close(r.grad, soft.grad)

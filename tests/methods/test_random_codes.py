@@ -16,7 +16,8 @@ from fairseq_dpq.fairseq_plugin.replace import replace_tables
 from fairseq_dpq.files.writer import write_form
 from fairseq_dpq.forms.low_rank import LowRankEmbedding
 from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.methods.files import read_codes, read_table
+from fairseq_dpq.methods.kd_codes import read_table
+from fairseq_dpq.methods.stored_codes import read_codes
 
 PAD, N, DIM, K, D = 1, 60, 8, 5, 4
 
