@@ -11,8 +11,6 @@ from fairseq_dpq.fairseq_plugin.tasks.squad_answers import (
     Window,
     best_threshold,
     best_window,
-    exact_match,
-    f1,
     n_best,
     normalize,
     null_odds,
@@ -55,8 +53,7 @@ def test_normalisation(text: str, words: str) -> None:
     ],
 )
 def test_exact_match_and_f1(prediction: str, gold: str, exact: float, overlap: float) -> None:
-    assert exact_match(prediction, gold) == exact
-    assert f1(prediction, gold) == pytest.approx(overlap)
+    assert score_question(prediction, [gold]) == (exact, pytest.approx(overlap))
 
 
 def test_best_gold_answer_counts() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from fairseq.data import FairseqDataset, iterators
@@ -81,10 +81,7 @@ class LaneDataset(FairseqDataset):
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """An item already is a batch."""
-        if not samples:
-            return {}
-        (sample,) = samples
-        return sample
+        return samples[0] if samples else {}
 
 
 class LaneIterator(iterators.EpochBatchIterator):
@@ -92,17 +89,10 @@ class LaneIterator(iterators.EpochBatchIterator):
     hidden state of all workers' lanes. Without the state a resumed run would start from zeros in
     the middle of an epoch.
 
-    `get_state` gives (last segment, (2 * layers, total lanes, hidden)) or None, `set_state` takes
-    (last segment, this worker's share of that tensor).
+    That of the training comes from `task.carried`, and goes to `task.restored`.
     """
 
-    def __init__(
-        self,
-        dataset: LaneDataset,
-        get_state: Callable[[], tuple[int, Tensor] | None],
-        set_state: Callable[[int, Tensor], None],
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, dataset: LaneDataset, task: Any, **kwargs: Any) -> None:
         super().__init__(
             dataset=dataset,
             collate_fn=dataset.collater,
@@ -111,14 +101,13 @@ class LaneIterator(iterators.EpochBatchIterator):
             **kwargs,
         )
         self.lanes = dataset
-        self.get_state = get_state
-        self.set_state = set_state
+        self.task = task
 
     def state_dict(self) -> dict[str, Any]:
         place = super().state_dict()
         place["total_lanes"] = self.lanes.total_lanes
         place["steps"] = self.lanes.steps
-        state = self.get_state()
+        state = self.task.carried
         # At the end of an epoch the next one starts from zeros; a state from another segment
         # (left over after an overflow with several workers) would be worse than none.
         if state is not None and state[0] == place["iterations_in_epoch"] - 1:
@@ -140,5 +129,5 @@ class LaneIterator(iterators.EpochBatchIterator):
         elif done > 0 and "hidden_state" in place:
             first = self.lanes.first_lane
             mine = place["hidden_state"][:, first : first + self.lanes.lanes]
-            self.set_state(done - 1, mine)
+            self.task.restored = (done - 1, mine)
         super().load_state_dict(place)

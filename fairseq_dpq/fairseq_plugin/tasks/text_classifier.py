@@ -43,8 +43,7 @@ class WordVectorPooling(FairseqEncoder):
         d = cfg.encoder_embed_dim
         self.embed_tokens = nn.Embedding(len(dictionary), d, padding_idx=self.pad)
         nn.init.xavier_uniform_(self.embed_tokens.weight)
-        with torch.no_grad():
-            self.embed_tokens.weight[self.pad].zero_()
+        nn.init.zeros_(self.embed_tokens.weight[self.pad])
         self.with_maximum = str(cfg.pooling) == "mean_max"
         self.size = 2 * d if self.with_maximum else d
 
@@ -94,8 +93,7 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = x.float()
         if self.training:
-            mean = h.mean(0)
-            var = h.var(0, unbiased=False)
+            mean, var = h.mean(0), h.var(0, unbiased=False)
             self._collect(h.shape[0], mean.detach().double(), var.detach().double())
         else:
             mean, var = self.running_mean, self.running_var
@@ -180,10 +178,6 @@ class TextClassifier(FairseqEncoderModel):
             raise DPQConfigError(
                 "--arch text_classifier needs labels; use it with --task text_classification"
             )
-        for name in ("encoder_embed_dim", "hidden_size"):
-            if getattr(cfg, name) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise DPQConfigError(f"{flag} {getattr(cfg, name)}: must be 1 or more; try 300")
         encoder = WordVectorPooling(cfg, task.source_dictionary)
         head = DenseLayers(encoder.size, cfg.hidden_size, len(classes), cfg.dropout)
         return cls(encoder, head)

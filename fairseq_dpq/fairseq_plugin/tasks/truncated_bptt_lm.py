@@ -50,17 +50,14 @@ class StatefulLanguageModelingTask(FairseqTask):
                 f"--tokens-per-sample {cfg.tokens_per_sample} is not positive; 20 or 35 is usual "
                 "(fairseq-eval-lm subtracts --context-window from it: leave that out)"
             )
-        self.dictionary = Dictionary.load(os.path.join(self._paths()[0], "dict.txt"))
+        self._paths: List[str] = utils.split_paths(cfg.data)
+        self.dictionary = Dictionary.load(os.path.join(self._paths[0], "dict.txt"))
         logger.info("dictionary: %d types", len(self.dictionary))
         self._model: Optional[Any] = None
-        self._restored: Optional[Tuple[int, Tensor]] = None
-        self._gathered: Optional[Tuple[int, Tensor]] = None
-
-    def _paths(self) -> List[str]:
-        paths = utils.split_paths(self.cfg.data)
-        if not paths:
-            raise ValueError(f"data {self.cfg.data!r} names no directory")
-        return list(paths)
+        # A segment and the state at its end: of the lanes of all workers after the last batch; of
+        # this worker's lanes in the checkpoint that the next epoch goes on from.
+        self.carried: Optional[Tuple[int, Tensor]] = None
+        self.restored: Optional[Tuple[int, Tensor]] = None
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -77,7 +74,7 @@ class StatefulLanguageModelingTask(FairseqTask):
     ) -> None:
         """Load a split as one stream. Several data directories are shards of the training set,
         one per epoch in turn."""
-        paths = self._paths()
+        paths = self._paths
         path = paths[(epoch - 1) % len(paths)] if split.startswith("train") else paths[0]
         lines = data_utils.load_indexed_dataset(
             os.path.join(path, split), self.dictionary, combine=combine
@@ -112,19 +109,9 @@ class StatefulLanguageModelingTask(FairseqTask):
         lanes = LaneDataset(
             dataset, max_sentences or 1, self.cfg.tokens_per_sample, num_shards, shard_id
         )
-        if dataset.split.startswith("train"):
-            logger.info(
-                "%s: %d lanes, %d on each of %d workers",
-                *(dataset.split, lanes.total_lanes, lanes.lanes, num_shards),
-            )
         # The iterator must not shard: this worker's lanes are all in *lanes*.
         return LaneIterator(
-            lanes,
-            self._train_state,
-            self._restore,
-            num_workers=num_workers,
-            epoch=epoch,
-            buffer_size=data_buffer_size,
+            lanes, self, num_workers=num_workers, epoch=epoch, buffer_size=data_buffer_size
         )
 
     def eval_lm_dataloader(
@@ -187,40 +174,20 @@ class StatefulLanguageModelingTask(FairseqTask):
     def begin_epoch(self, epoch: int, model: Any) -> None:
         super().begin_epoch(epoch, model)
         self._model = model
-        self._gathered = None
-        model.decoder.reset_state(training=True)
-        if self._restored is not None:  # only the epoch that a checkpoint interrupted
-            model.decoder.set_carried_state(True, *self._restored)
-            self._restored = None
+        # From zeros, except in the epoch that a checkpoint interrupted.
+        model.decoder.set_carried_state(self.restored)
+        self.carried = self.restored = None
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         out = super().train_step(*args, **kwargs)
+        if self._model is not None:
+            self.carried = self._model.decoder.carried_state()
         # Only the first worker writes checkpoints, and it may do so at any time, even after a batch
         # that overflowed. So it needs the others' lanes at any time. Compared with the gradients
         # this tensor is small.
-        if self._workers() > 1 and self._model is not None:
-            carried = self._model.decoder.carried_state(training=True)
-            if carried is not None:
-                segment, state = carried
-                group = distributed_utils.get_data_parallel_group()
-                shares = distributed_utils.all_gather(state.float().contiguous(), group=group)
-                self._gathered = (segment, torch.cat(list(shares), dim=1))
+        if self.carried is not None and distributed_utils.get_data_parallel_world_size() > 1:
+            segment, state = self.carried
+            group = distributed_utils.get_data_parallel_group()
+            shares = distributed_utils.all_gather(state.float().contiguous(), group=group)
+            self.carried = (segment, torch.cat(list(shares), dim=1))
         return out
-
-    @staticmethod
-    def _workers() -> int:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return int(distributed_utils.get_data_parallel_world_size())
-        return 1
-
-    def _train_state(self) -> Optional[Tuple[int, Tensor]]:
-        """Last training segment and the state of all workers' lanes at its end."""
-        if self._workers() > 1:
-            return self._gathered
-        if self._model is None:
-            return None
-        carried: Optional[Tuple[int, Tensor]] = self._model.decoder.carried_state(training=True)
-        return carried
-
-    def _restore(self, segment: int, state: Tensor) -> None:
-        self._restored = (segment, state)
