@@ -2,7 +2,7 @@
 
 guard.py FOLDER COMMAND...: stdin is a pipe that the runner holds open. When the runner ends in any
 way, SIGKILL included, the pipe closes, and the guard ends its whole process group. The file
-FOLDER/usage.json gets the command's exit code, CPU seconds and peak memory. It imports the standard
+FOLDER/usage.json gets the command's seconds, CPU seconds and peak memory. It imports the standard
 library only, because it starts for every command.
 """
 
@@ -59,7 +59,6 @@ def main() -> int:
             break
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     facts = {
-        "code": child.returncode,
         "seconds": time.monotonic() - started,
         "cpu_seconds": used.ru_utime + used.ru_stime,
         # kilobytes on Linux, bytes on macOS

@@ -71,6 +71,7 @@ class RunLog:
     loss: float | None = None  # the last one of the training
     gpu_gb_free: float | None = None
     valid: dict[int, dict[str, float]] = field(default_factory=dict)  # by number of updates
+    last_line: str = ""  # that says something: of a failed run, its error
     _offset: int = 0
 
     def read(self) -> RunLog:
@@ -85,13 +86,16 @@ class RunLog:
         self._offset += whole
         for line in text[:whole].decode("utf-8", "replace").splitlines():
             self._take(line)
+        self.last_line = text[whole:].decode("utf-8", "replace").strip() or self.last_line
         return self
 
     def _take(self, line: str) -> None:
         if line.startswith(ATTEMPT):
             self.attempts += 1
-            self.finished = False
-        elif "| done training in" in line:
+            self.finished, self.last_line = False, ""
+            return
+        self.last_line = line.strip() or self.last_line
+        if "| done training in" in line:
             self.finished = True
         elif not self.max_update and not self.max_epoch and "'max_update': " in line:
             lengths = dict(_LENGTH.findall(line))
@@ -127,17 +131,6 @@ class RunLog:
                 pick = min if lower_is_better(name) else max
                 out[name] = pick(value, out.get(name, value))
         return out
-
-    def last_line(self) -> str:
-        """The last line that says something: of a failed run, its error."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(max(0, self.path.stat().st_size - 20000))
-                lines = file.read().decode("utf-8", "replace").splitlines()
-        except OSError:
-            return ""
-        said = [line.strip() for line in lines if not line.startswith(ATTEMPT)]
-        return next((line for line in reversed(said) if line), "")
 
 
 def read_curves(path: Path) -> Curves:

@@ -27,9 +27,10 @@ CHECKPOINTS = "checkpoints"
 _PACKAGE = Path(fairseq_dpq.__file__).resolve().parent
 _RECIPES = _PACKAGE.parent / "recipes"
 _TRAIN = _PACKAGE.parent / "scripts" / "train.sh"
-# Flags that the sweep sets, and those that would keep it from reading results or going on.
-_OWN = {"--save-dir": True, "--log-format": True, "--log-file": True}
-_LOST = {"--no-save": False, "--no-last-checkpoints": False}
+# Flags that the sweep sets, or that would keep it from reading results or going on; whether each
+# takes a value.
+_DROPPED = {"--save-dir": True, "--log-format": True, "--log-file": True}
+_DROPPED.update({"--no-save": False, "--no-last-checkpoints": False})
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Base:
         own = [*point.flags(), *own, "--no-epoch-checkpoints"]
         # Of the user's flags of DPQ, those of the grid go; for the full table, all.
         grid = None if point.method is None else ("K", "D", "method", "share_subspaces")
-        given = without(self.words, {**_OWN, **_LOST, **dpq_flags(grid)})
+        given = without(self.words, {**_DROPPED, **dpq_flags(grid)})
         if self.recipe is not None:
             words = ["sh", str(_TRAIN), self.recipe, point.method or "full", *given, *own]
             # The recipe's own sharing is turned off: each point has its own.

@@ -56,19 +56,18 @@ class Result:
     @classmethod
     def from_facts(cls, raw: Any) -> Result:
         """Read a line or a result.json; entries of a newer version are left out."""
-        own = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
+        result = cls(**{f.name: raw[f.name] for f in fields(cls) if f.name in raw})
         for f in fields(cls):
-            kinds: Any = _KINDS[str(f.type).split("[")[0].split(" ")[0]]
-            missing = own.get(f.name) is None and (f.name not in own or "None" in str(f.type))
-            if not missing and not isinstance(own[f.name], kinds):
-                raise ValueError(f"{f.name} is {own[f.name]!r}")
-        result = cls(**own)
+            kind, *more = str(f.type).replace("[", " ").split()
+            value = getattr(result, f.name)
+            if not isinstance(value, _KINDS[kind]) and not (value is None and "None" in more):
+                raise ValueError(f"{f.name} is {value!r}")
         if not all(isinstance(score, (int, float)) for score in result.scores.values()):
             raise ValueError(f"scores are {result.scores!r}")
         return result
 
 
-_KINDS = {"str": str, "int": int, "bool": bool, "float": (int, float), "dict": dict}
+_KINDS: dict[str, Any] = {"str": str, "int": int, "bool": bool, "float": (int, float), "dict": dict}
 
 
 def finish(point: Point, job: Job, steps: list[Facts]) -> Facts:

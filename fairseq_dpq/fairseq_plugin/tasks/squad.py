@@ -92,7 +92,7 @@ class SquadDataset(Examples):
         parts = [question.new_tensor([self.bos]), question, eos, eos, context, eos]
         place = SPECIALS - 1 + len(question)
         start, end = (int(piece) - first for piece in self.spans[example])
-        inside = 0 <= start and end < shown
+        inside = start >= 0 and end < shown
         return {
             "id": index,
             "tokens": torch.cat(parts).long(),
