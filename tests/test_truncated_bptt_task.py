@@ -15,12 +15,12 @@ from fairseq import optim, options, tasks
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from fairseq_dpq.fairseq_plugin.tasks.lanes import LaneDataset, TokenStream
 from fairseq_dpq.fairseq_plugin.tasks.lstm_lm import (
     ZarembaLSTMConfig,
     ZarembaLSTMDecoder,
     ZarembaLSTMLanguageModel,
 )
+from fairseq_dpq.fairseq_plugin.tasks.truncated_bptt_lm import LaneDataset, TokenStream
 from helpers import fsq
 
 pytestmark = pytest.mark.slow

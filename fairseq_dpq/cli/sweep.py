@@ -172,12 +172,9 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _line(metric: str | None, facts: Facts) -> str:
-    scores = facts["scores"]
-    name = metric or choose_metric([Result("", scores=scores)], None)
-    said = [f"{name} {scores[name]:g}" if name in scores else f"no valid_{name}"]
-    if facts.get("ratio") is not None:
-        said.append(f"ratio {facts['ratio']:.1f}")
-    return ", ".join(said)
+    name = metric or choose_metric([Result("", scores=facts["scores"])], None)
+    ratio = "" if facts.get("ratio") is None else f", ratio {facts['ratio']:.1f}"
+    return f"{name} {facts['scores'].get(name, 'unknown')}{ratio}"
 
 
 def _show(args: argparse.Namespace, results: list[Result]) -> int:
@@ -216,12 +213,10 @@ def _text(results: list[Result], metric: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool; the exit code: 2 for bad input, 1 if a run failed."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    at = given.index("--") if "--" in given else len(given)
-    parser = get_parser()
-    args = parser.parse_args(given[:at])
-    again = f"{parser.prog} --out {shlex.quote(str(args.out))} --resume"
-    return run_command(parser.prog, lambda: sweep(args, given[at + 1 :]), again)
+    again = "fairseq-dpq-sweep --out {} --resume"
+    return run_command(
+        get_parser(), sweep, argv, lambda args: again.format(shlex.quote(str(args.out)))
+    )
 
 
 if __name__ == "__main__":

@@ -71,15 +71,10 @@ class FairseqDense(FairseqOptimizer):
         super().__init__(cfg)
         self._optimizer = self.kind(params, **self.optimizer_config)
 
-    @property
-    def optimizer_config(self) -> Dict[str, Any]:
-        """Overrides the checkpoint's settings on resume; builds the optimiser of a shard."""
+    def config(self, **settings: Any) -> Dict[str, Any]:
+        """Settings beside the learning rate, which override a checkpoint's on resume."""
         lr = self.cfg.lr
-        return {"lr": float(lr if isinstance(lr, (int, float)) else lr[0]), **self.settings()}
-
-    def settings(self) -> Dict[str, Any]:
-        """Those of the optimiser, beside the learning rate."""
-        raise NotImplementedError
+        return {"lr": float(lr if isinstance(lr, (int, float)) else lr[0]), **settings}
 
 
 class SM3(DenseOptimizer):
@@ -94,8 +89,7 @@ class SM3(DenseOptimizer):
         mu_r = max of nu over slice r
 
     Vectors and scalars keep one accumulator per entry (plain Adagrad). Momentum costs one number
-    per parameter; `momentum=0` keeps no such buffer. All state is float32 for parameters of any
-    dtype.
+    per parameter; `momentum=0` keeps no such buffer.
     """
 
     def __init__(
@@ -157,8 +151,9 @@ class FairseqSM3(FairseqDense):
 
     kind = SM3
 
-    def settings(self) -> Dict[str, Any]:
-        return {"momentum": self.cfg.momentum, "weight_decay": self.cfg.weight_decay}
+    @property
+    def optimizer_config(self) -> Dict[str, Any]:
+        return self.config(momentum=self.cfg.momentum, weight_decay=self.cfg.weight_decay)
 
 
 class LazyAdam(DenseOptimizer):
@@ -166,8 +161,7 @@ class LazyAdam(DenseOptimizer):
     its value and its moments.
 
     Plain Adam moves all rows of an embedding in each update, by their old momentum, which takes
-    most of the time when a batch uses few of many words. Gradients are dense. All state is float32
-    for parameters of any dtype.
+    most of the time when a batch uses few of many words.
     """
 
     def __init__(
@@ -191,9 +185,9 @@ class LazyAdam(DenseOptimizer):
         rows = grad.float().norm(dim=1).nonzero().squeeze(1) if p.dim() == 2 else None
         if rows is not None and rows.numel() == p.shape[0]:
             rows = None
-        g = (grad if rows is None else grad.index_select(0, rows)).float()
-        m = mean if rows is None else mean.index_select(0, rows)
-        v = square if rows is None else square.index_select(0, rows)
+        used = (grad, mean, square)
+        g, m, v = used if rows is None else (t.index_select(0, rows) for t in used)
+        g = g.float()
         m.mul_(beta1).add_(g, alpha=1 - beta1)
         v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
         update = m / v.sqrt().add_(group["eps"] * scale) * -rate
@@ -220,9 +214,10 @@ class FairseqLazyAdam(FairseqDense):
 
     kind = LazyAdam
 
-    def settings(self) -> Dict[str, Any]:
+    @property
+    def optimizer_config(self) -> Dict[str, Any]:
         first, second = str(self.cfg.adam_betas).strip("()[] ").split(",")
-        return {"betas": (float(first), float(second)), "eps": self.cfg.adam_eps}
+        return self.config(betas=(float(first), float(second)), eps=self.cfg.adam_eps)
 
 
 @dataclass
@@ -245,15 +240,11 @@ class QuadraticWarmupSchedule(FairseqLRScheduler):
         super().__init__(cfg, optimizer)
         if len(cfg.lr) != 1:
             raise ValueError(f"--lr {list(cfg.lr)}: quadratic_warmup takes one learning rate")
-        if cfg.warmup_updates < 0:
-            raise ValueError(f"--warmup-updates {cfg.warmup_updates} is negative; 0 means none")
         self.step_update(0)
 
     def lr_at(self, update: int) -> float:
         """Learning rate of the update-th update, counted from 1."""
-        if update >= self.cfg.warmup_updates:
-            return float(self.cfg.lr[0])
-        return float(self.cfg.lr[0] * (update / self.cfg.warmup_updates) ** 2)
+        return float(self.cfg.lr[0] * min(1.0, update / max(self.cfg.warmup_updates, 1)) ** 2)
 
     def step_update(self, num_updates: int) -> Any:
         """fairseq passes the number of updates done; the rate set here is that of the next one."""

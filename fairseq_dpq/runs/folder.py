@@ -30,18 +30,15 @@ def locked(path: Path, busy: str) -> Iterator[None]:
     """
     missing = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, timeout=0)
     try:
-        try:
-            lock.acquire()
-        except Timeout:
-            raise RunsError(busy) from None
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                path.unlink()  # before it is free: whoever waits for this file tries again
-            lock.release()
+        with FileLock(path, timeout=0):
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    path.unlink()  # before it is free: whoever waits for this file tries again
+    except Timeout:
+        raise RunsError(busy) from None
     finally:
         for folder in missing:
             with contextlib.suppress(OSError):

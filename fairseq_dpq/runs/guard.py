@@ -51,12 +51,10 @@ def main() -> int:
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", flush=True)
         return 127
-    while True:
+    while child.poll() is None:
         # Nothing is ever written: readable means closed.
         if select.select([sys.stdin], [], [], 0.1)[0]:
             end_group(child)
-        if child.poll() is not None:
-            break
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     facts = {
         "seconds": time.monotonic() - started,
@@ -64,9 +62,8 @@ def main() -> int:
         # kilobytes on Linux, bytes on macOS
         "peak_bytes": used.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
-    with open(usage + ".part", "w") as file:
+    with open(usage, "w") as file:
         json.dump(facts, file)
-    os.replace(usage + ".part", usage)
     code = child.returncode
     return code if code >= 0 else 128 - code
 

@@ -6,8 +6,8 @@ again. However the runner ends, SIGKILL included, its commands end too (guard.py
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import io
 import os
 import shlex
 import shutil
@@ -21,12 +21,12 @@ from typing import Any, Callable, Dict, Sequence
 
 from tqdm import tqdm
 
-from fairseq_dpq.files.errors import CheckpointError, printable
+from fairseq_dpq.files.errors import CheckpointError, DPQConfigError, printable
 from fairseq_dpq.runs.folder import RunsError, read_json, write_json
 from fairseq_dpq.runs.logs import ATTEMPT, RunLog
 
 _GUARD = Path(__file__).with_name("guard.py")
-_POLL, _LOOK = 0.1, 2.0  # seconds between looks at processes, and at logs
+_POLL, _LOOK = 0.1, 2.0  # seconds between looks at processes, and at the bar
 RESULT = "result.json"
 RUNNING, DONE, FAILED = "running", "done", "failed"
 Facts = Dict[str, Any]
@@ -56,8 +56,7 @@ class Job:
     """Commands in order, and what their result is.
 
     `finish` gets the job and the facts of its steps, and returns what result.json holds besides. If
-    it raises CheckpointError, the job has failed. `after` names jobs that must be done
-    before.
+    it raises CheckpointError, the job has failed. `after` names jobs that must be done before.
     """
 
     name: str
@@ -110,10 +109,9 @@ class _Running:
         folder, step = self.job.folder, self.step
         (folder / "usage.json").unlink(missing_ok=True)
         self.log = RunLog(folder / f"{step.name}.log")
-        with contextlib.ExitStack() as files:
-            said = out = files.enter_context(open(self.log.path, "ab" if step.resumes else "wb"))
-            if step.json:
-                out = files.enter_context(open(folder / f"{step.name}.json", "wb"))
+        printed = folder / f"{step.name}.json"
+        out: Any = open(printed, "wb") if step.json else contextlib.nullcontext()
+        with open(self.log.path, "ab" if step.resumes else "wb") as said, out:
             if step.resumes:
                 said.write(f"{ATTEMPT} {self.log.read().attempts + 1}\n".encode())
                 said.flush()
@@ -121,7 +119,7 @@ class _Running:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", str(_GUARD), *words],
                 stdin=subprocess.PIPE,
-                stdout=out,
+                stdout=out if step.json else said,
                 stderr=said,
                 cwd=step.cwd,
                 env={**os.environ, **self.environment, **step.environment},
@@ -137,6 +135,11 @@ class _Running:
         weights = [step.weight for step in self.job.steps]
         done = sum(weights[: len(self.facts)])
         return (done + self.step.weight * self.log.read().progress()) / sum(weights)
+
+    def __str__(self) -> str:
+        loss = self.log.loss
+        doing = self.step.name if loss is None else f"loss {loss:g}"
+        return f"{self.job.name} {self.share():.0%}, {doing}"
 
     def result(self) -> Facts | None:
         """What result.json says, once the job has ended. If a command has, the next one starts."""
@@ -162,43 +165,10 @@ class _Running:
             return self._write(FAILED, {"error": str(error)})
 
     def _write(self, status: str, facts: Facts) -> Facts:
-        result = {"name": self.job.name, "status": status, "error": "", **facts}
-        result["steps"] = self.facts
+        own = {"name": self.job.name, "status": status, "steps": self.facts}
+        result = {"error": "", **facts, **own}
         write_json(self.job.folder / RESULT, result)
         return result
-
-
-class _Progress:
-    """How far the jobs are, with the time that remains: a bar on a terminal, a line every so many
-    seconds elsewhere."""
-
-    def __init__(self, total: int, done: int, every: float) -> None:
-        self._terminal, self._every = sys.stderr.isatty(), every
-        form = "{l_bar}{bar}| {elapsed} so far, about {remaining} to go{postfix}"
-        file = sys.stderr if self._terminal else io.StringIO()
-        options: Any = {"smoothing": 0, "file": file, "bar_format": form}
-        self.bar = tqdm(total=total, initial=done, desc=f"{total} runs", **options)
-        self._looked = self._printed = time.monotonic()
-
-    def show(self, ended: int, running: Sequence[_Running]) -> None:
-        """Read the logs and redraw, now and then."""
-        if time.monotonic() - self._looked < _LOOK:
-            return
-        self._looked = time.monotonic()
-        self.bar.n, said = float(ended), []
-        for run in running:
-            share, loss = run.share(), run.log.loss
-            self.bar.n += share
-            doing = run.step.name if loss is None else f"loss {loss:g}"
-            said.append(f"{run.job.name} {share:.0%}, {doing}")
-        self.bar.set_postfix_str("; ".join(said))
-        if not self._terminal and self._looked - self._printed >= self._every:
-            self._printed = self._looked
-            print(self.bar, file=sys.stderr)
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        tqdm.write(text, file=sys.stderr)
 
 
 def run_jobs(
@@ -215,13 +185,20 @@ def run_jobs(
     results by name. On any exception, what runs is ended before it is passed on.
 
     `line` words a result. If `go_on`, asked after each result, has something to say, no further job
-    is started. Without a terminal, the progress is printed `every` so many seconds.
+    is started. A bar shows how far the jobs are; without a terminal, `every` so many seconds.
     """
     found = {job.name: job.done() for job in jobs}
     results: dict[str, Facts] = {name: facts for name, facts in found.items() if facts}
     queue = [job for job in jobs if job.name not in results][:limit]
     running: list[_Running] = []
-    progress = _Progress(len(jobs), len(results), every)
+    options: Any = {
+        "initial": len(results),
+        "bar_format": "{l_bar}{bar}| {elapsed} so far, about {remaining} to go{postfix}",
+        "smoothing": 0,
+        "miniters": 0,
+        "mininterval": _LOOK if sys.stderr.isatty() else every,
+    }
+    bar = tqdm(total=len(jobs), desc=f"{len(jobs)} runs", **options)
     try:
         while queue or running:
             done = {name for name, result in results.items() if result["status"] == DONE}
@@ -236,7 +213,7 @@ def run_jobs(
                     environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
                 queue.remove(job)
                 running.append(_Running(job, slot, environment))
-                progress.bar.initial += running[-1].share()  # what was done takes no time now
+                bar.initial += running[-1].share()  # what was done takes no time now
             if not running:  # what the others wait for has failed
                 break
             time.sleep(_POLL)
@@ -248,14 +225,16 @@ def run_jobs(
                 results[run.job.name] = result
                 failed = f"FAILED, {result['error']} (logs: {run.job.folder})"
                 said = line(result) if result["status"] == DONE else failed
-                progress.say(f"{run.job.name}: {said}")
+                tqdm.write(f"{run.job.name}: {said}", file=sys.stderr)
                 problem = go_on(results)
                 if problem and queue:
-                    progress.say(problem)
+                    tqdm.write(problem, file=sys.stderr)
                     queue.clear()
-            progress.show(len(results), running)
+            bar.n = len(results) + sum(run.share() for run in running)
+            bar.set_postfix_str("; ".join(map(str, running)), refresh=False)
+            bar.update(0)  # draws it, now and then
     finally:
-        progress.bar.close()
+        bar.close()
         for run in running:
             run.close()
         for run in running:
@@ -269,22 +248,29 @@ def find_program(name: str) -> str:
     return shutil.which(name, path=os.pathsep.join(places)) or name
 
 
-def run_command(prog: str, work: Callable[[], int], again: str) -> int:
-    """Do the work of a command; errors become one line and an exit code: 2 for bad input. SIGTERM
-    and SIGHUP end it as Ctrl-C does."""
+def run_command(
+    parser: argparse.ArgumentParser,
+    work: Callable[[argparse.Namespace, list[str]], int],
+    argv: Sequence[str] | None,
+    again: Callable[[argparse.Namespace], str] = lambda args: "the same command",
+) -> int:
+    """The `main` of a command: `work` gets its options, and the words behind `--`. Errors become one
+    line and an exit code: 2 for bad input. SIGTERM and SIGHUP end it as Ctrl-C does."""
 
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt(number)
 
-    signals = (signal.SIGTERM, signal.SIGHUP)
-    old = {number: signal.signal(number, stop) for number in signals}
+    given = list(sys.argv[1:] if argv is None else argv)
+    at = given.index("--") if "--" in given else len(given)
+    args = parser.parse_args(given[:at])
+    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        return work()
-    except (CheckpointError, OSError) as error:
-        print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        return work(args, given[at + 1 :])
+    except (CheckpointError, DPQConfigError, OSError) as error:
+        print(f"{parser.prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stopped:
-        print(f"\n{prog}: stopped; go on with: {printable(again)}", file=sys.stderr)
+        print(f"\n{parser.prog}: stopped; go on with: {printable(again(args))}", file=sys.stderr)
         return 128 + int((stopped.args or (signal.SIGINT,))[0])
     finally:
         for number, handler in old.items():

@@ -12,7 +12,7 @@ import numpy
 
 from fairseq_dpq.figures import style
 from fairseq_dpq.runs.logs import lower_is_better
-from fairseq_dpq.sweeps.results import Result, front
+from fairseq_dpq.sweeps.results import Result, compared, front
 
 _CELL, _EDGE = 0.62, 1.0  # inches of a cell, and of labels around a panel
 _APART = 0.11  # labels of the front are at least this share of the axis apart
@@ -152,10 +152,9 @@ def cost(results: Sequence[Result], stem: Path) -> list[Path]:
 
 def score_against_bytes(results: Sequence[Result], metric: str, stem: Path) -> list[Path]:
     """Every run by bytes and score, the front as a line, the full table as a dashed line."""
-    able = [r for r in results if r.done and r.bytes and r.method and metric in r.scores]
+    able, best = compared(results, metric), front(results, metric)
     if not able:
         return []
-    best = front(results, metric)
     low = lower_is_better(metric)
     with style.figure(style.WIDE) as figure:
         axes = figure.subplots()

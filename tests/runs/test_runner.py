@@ -82,11 +82,8 @@ def test_finish_may_refuse(tmp_path: Path) -> None:
     assert (result["status"], result["error"]) == ("failed", "no score")
 
 
-def test_progress_is_that_of_the_log_and_of_what_is_done(
-    tmp_path: Path, capsys, monkeypatch
-) -> None:
+def test_progress_is_that_of_the_log_and_of_what_is_done(tmp_path: Path, capsys) -> None:
     """One of two jobs is done, the other at update 5 of 10."""
-    monkeypatch.setattr(module, "_LOOK", 0)
     first = job(tmp_path, step("a", "pass"))
     run_jobs([first])
     log = '| x | {\'max_update\': 10}\n| train_inner | {"num_updates": "5", "loss": "2"}'

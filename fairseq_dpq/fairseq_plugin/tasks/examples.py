@@ -47,26 +47,18 @@ class Examples(FairseqDataset):
     def num_tokens(self, index: int) -> int:
         return int(self.sizes[index])
 
+    size = num_tokens
+
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
         return np.asarray(self.sizes[indices])
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
 
 
 class FolderTask(FairseqTask):
     """A task whose folder --data has a part for each kind of text, with binarised splits."""
 
     dictionary: Dictionary
-
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
-    def target_dictionary(self) -> None:
-        """None: targets are numbers, not words, so none may be ignored as padding."""
-        return None
+    source_dictionary = property(lambda self: self.dictionary)
+    target_dictionary = None  # targets are numbers, not words: none may be ignored as padding
 
     def path(self, *parts: str) -> str:
         """A place in the folder."""

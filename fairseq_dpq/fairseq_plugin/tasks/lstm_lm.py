@@ -77,9 +77,9 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
         for p in self.parameters():
             nn.init.uniform_(p, -cfg.init_range, cfg.init_range)
         nn.init.zeros_(self.embed_tokens.weight[dictionary.pad()])
-        # State (2 * layers, lanes, hidden), hidden above cell, at the start of a segment; of training
-        # and of evaluation. Not buffers, because the state of the lanes is saved with the data
-        # iterator, whose position it belongs to.
+        # State (2 * layers, lanes, hidden), hidden above cell, at the start of segments; of training
+        # and of evaluation. Not buffers: the state of the lanes is saved with the data iterator,
+        # whose position it belongs to.
         self._starts: Dict[bool, Dict[int, Tensor]] = {True: {}, False: {}}
 
     def forward(
@@ -146,10 +146,6 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
         state = self._cached(incremental_state)
         if state is not None:
             self._cache(incremental_state, state.index_select(1, new_order))
-
-    def max_positions(self) -> int:
-        """A recurrent network has no maximum length."""
-        return int(1e9)
 
 
 @register_model("zaremba_lstm_lm", dataclass=ZarembaLSTMConfig)

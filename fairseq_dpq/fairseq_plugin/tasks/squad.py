@@ -32,10 +32,8 @@ SPECIALS = 4  # <s>, </s> after the question, </s> before and after the context
 
 def window_starts(length: int, room: int, stride: int) -> List[int]:
     """First pieces of the parts of a context of `length` pieces, `room` in each."""
-    starts = [0]
-    while starts[-1] + room < length:
-        starts.append(starts[-1] + min(room, stride))
-    return starts
+    step = min(room, stride)
+    return list(range(0, max(length - room, 0) + step, step))
 
 
 @dataclass
@@ -116,15 +114,12 @@ class SquadTask(FolderTask):
 
     def __init__(self, cfg: SquadConfig, **kwargs: Any) -> None:
         super().__init__(cfg, **kwargs)
-        if cfg.doc_stride < 1 or cfg.query_length < 1:
+        room = cfg.tokens_per_sample - cfg.query_length - SPECIALS
+        if min(cfg.doc_stride, cfg.query_length, room) < 1:
             raise DPQConfigError(
-                f"--doc-stride {cfg.doc_stride} --query-length {cfg.query_length}: both must be "
-                "positive"
-            )
-        if cfg.tokens_per_sample < cfg.query_length + SPECIALS + 1:
-            raise DPQConfigError(
-                f"--tokens-per-sample {cfg.tokens_per_sample} leaves no room for a context beside "
-                f"--query-length {cfg.query_length} and {SPECIALS} specials"
+                f"--doc-stride {cfg.doc_stride} --query-length {cfg.query_length} "
+                f"--tokens-per-sample {cfg.tokens_per_sample}: all must be positive, and the last "
+                f"leave room for a context beside the question and {SPECIALS} specials"
             )
         self.dictionary = self.read_dictionary("question")
         self.dictionary.add_symbol("<mask>")  # as masked_lm has it, which pre-trained the table
@@ -187,10 +182,7 @@ class RobertaForQuestionAnswering(RobertaModel):
             state_dict.setdefault(f"{prefix}span_head.{key}", tensor)
 
 
-@register_model_architecture("roberta_qa", "roberta_qa")
-def roberta_qa(args: Any) -> None:
-    """The sizes of RoBERTa base."""
-    base_architecture(args)
+register_model_architecture("roberta_qa", "roberta_qa")(base_architecture)
 
 
 def span_logits(model: Any, sample: Dict[str, Any], pad: int) -> Tensor:

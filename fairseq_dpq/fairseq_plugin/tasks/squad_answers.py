@@ -7,6 +7,7 @@ import math
 import re
 import string
 from collections import Counter
+from heapq import nlargest
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
@@ -59,7 +60,10 @@ def n_best(
     """
     found: list[tuple[float, int, int]] = []
     for number, window in enumerate(windows):
-        starts, ends = _largest(window.starts, n), _largest(window.ends, n)
+        starts, ends = (
+            nlargest(n, range(len(logits)), key=logits.__getitem__)
+            for logits in (window.starts, window.ends)
+        )
         for start in starts:
             if best_window(window.first + start, windows) != number:
                 continue
@@ -71,10 +75,6 @@ def n_best(
     for score, first, last in sorted(found, key=lambda item: (-item[0], item[1], item[2])):
         answers.setdefault(context[offsets[first][0] : offsets[last][1]], score)
     return [Answer(text, score) for text, score in islice(answers.items(), n)]
-
-
-def _largest(values: Sequence[float], n: int) -> list[int]:
-    return sorted(range(len(values)), key=lambda i: (-values[i], i))[:n]
 
 
 def null_odds(windows: Sequence[Window], answers: Sequence[Answer]) -> float:
@@ -183,23 +183,17 @@ def score(predictions: Mapping[str, str], golds: Mapping[str, Sequence[str]]) ->
     return out
 
 
-def best_threshold(
-    spans: Mapping[str, str], odds: Mapping[str, float], golds: Mapping[str, Sequence[str]]
-) -> tuple[float, float]:
-    """(F1 in percent, threshold) of the best null threshold on these very questions.
-
-    `spans` are the best answers that are not null. A question is left unanswered if its odds are
-    above the threshold.
-    """
-    empty = {name: score_question("", texts)[1] for name, texts in golds.items()}
-    total = sum(empty.values())  # threshold: below all odds
-    names = sorted(golds, key=lambda name: odds[name])
+def best_threshold(found: Sequence[Prediction]) -> tuple[float, float]:
+    """(F1 in percent, threshold) of the best null threshold on these very questions. A question is
+    left unanswered if its odds are above the threshold."""
+    ranked = sorted(found, key=lambda p: p.odds)
+    empty = [score_question("", p.golds)[1] for p in ranked]
+    total = sum(empty)  # threshold: below all odds
     # A number, not minus infinity, so that it can be given on a command line.
-    lowest = min((value for value in odds.values() if math.isfinite(value)), default=0.0)
+    lowest = ranked[0].odds if math.isfinite(ranked[0].odds) else 0.0
     best, threshold = total, math.floor(lowest) - 1.0
-    for number, name in enumerate(names):
-        total += score_question(spans[name], golds[name])[1] - empty[name]
-        following = odds[names[number + 1]] if number + 1 < len(names) else None
-        if total > best and following != odds[name]:
-            best, threshold = total, odds[name]
-    return 100 * best / len(golds), threshold
+    for p, without, following in zip(ranked, empty, [*ranked[1:], None]):
+        total += score_question(p.text(None), p.golds)[1] - without
+        if total > best and (following is None or following.odds != p.odds):
+            best, threshold = total, p.odds
+    return 100 * best / len(found), threshold

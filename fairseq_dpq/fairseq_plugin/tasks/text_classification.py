@@ -129,9 +129,6 @@ class TextClassificationTask(FolderTask):
         documents = ListDataset(src_tokens, np.array(src_lengths))
         return LabelledDocuments(documents, None, self.dictionary, self.cfg)
 
-    def max_positions(self) -> None:
-        return None
-
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
         super().optimizer_step(optimizer, model, update_num)
         step_all(model)

@@ -60,10 +60,6 @@ class WordVectorPooling(FairseqEncoder):
         maximum = own.amax(1).masked_fill(~words.any(1, keepdim=True), 0)
         return torch.cat([mean, maximum], dim=1)
 
-    def max_positions(self) -> int:
-        """A mean has no maximum length."""
-        return int(1e9)
-
 
 class BatchNorm(nn.Module):
     """Normalises (documents, size) by the batch in training, by running statistics in evaluation,
@@ -94,7 +90,7 @@ class BatchNorm(nn.Module):
         h = x.float()
         if self.training:
             mean, var = h.mean(0), h.var(0, unbiased=False)
-            self._collect(h.shape[0], mean.detach().double(), var.detach().double())
+            self._collect(len(h), mean.detach().double(), var.detach().double())
         else:
             mean, var = self.running_mean, self.running_var
         scale = self.weight.float() * torch.rsqrt(var + self.eps)
@@ -108,10 +104,9 @@ class BatchNorm(nn.Module):
     @torch.no_grad()
     def step(self) -> None:
         """Let the running statistics follow; all workers call it alike."""
-        sums = self._sums
-        if sums is None:
-            sums = self.running_mean.new_zeros(2, self.running_mean.numel() + 1).double()
-        self._sums = None
+        if self._sums is None:
+            self._sums = self.running_mean.new_zeros(2, len(self.bias) + 1).double()
+        sums, self._sums = self._sums, None
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
         count = sums[0, -1]
@@ -128,9 +123,8 @@ class BatchNorm(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "BatchNorm":
         super()._apply(fn, *args, **kwargs)
         # Running statistics stay float32: they move in steps too small for half precision.
-        for name, buffer in self._buffers.items():
-            assert buffer is not None
-            self._buffers[name] = buffer.float()
+        for name, buffer in self.named_buffers():
+            setattr(self, name, buffer.float())
         self._sums = None
         return self
 

@@ -1,9 +1,11 @@
 """Language modelling by truncated back-propagation: `--task stateful_lm`.
-The corpus is split into --batch-size lanes per worker; each batch continues the previous one."""
+The corpus is split into --batch-size lanes per worker; each batch continues the previous one. Every
+token of the corpus is the target of exactly one step of exactly one lane."""
 
 # No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
 
 import logging
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
@@ -11,16 +13,126 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import Dictionary, FairseqDataset, data_utils, iterators
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import MISSING
 from torch import Tensor
 
-from .lanes import LaneDataset, LaneIterator, TokenStream
-
 logger = logging.getLogger(__name__)
+
+
+class TokenStream(FairseqDataset):
+    """A split as one sequence of N tokens, with `eos` at the end of each line."""
+
+    def __init__(self, tokens: Tensor, split: str, pad: int, eos: int) -> None:
+        super().__init__()
+        self.tokens = tokens  # (N,)
+        self.split, self.pad, self.eos = split, pad, eos
+
+    def __len__(self) -> int:
+        return self.tokens.numel()
+
+
+class LaneDataset(FairseqDataset):
+    """The lanes of one worker; item i is segment i: `steps` tokens of each lane (the last segment
+    may be shorter).
+
+    With B lanes over all workers, lane b predicts tokens b*N//B .. (b+1)*N//B - 1, so that lanes
+    differ by one token at most. Its first input is the token before them, and `eos` before the
+    first token of the corpus, so that N tokens are predicted, not N - B.
+    """
+
+    def __init__(
+        self, stream: TokenStream, lanes: int, steps: int, num_shards: int = 1, shard_id: int = 0
+    ) -> None:
+        super().__init__()
+        n, total = len(stream), lanes * num_shards
+        if n < total:
+            raise ValueError(
+                f"{stream.split} holds {n} tokens, too few for {total} lanes "
+                f"(--batch-size {lanes} on {num_shards} workers); lower --batch-size"
+            )
+        self.pad, self.steps = stream.pad, steps
+        self.lanes, self.total_lanes = lanes, total
+        self.first_lane = shard_id * lanes
+        self.longest = math.ceil(n / total)
+        # Column 0 is the token before the lane, the others are its targets.
+        self.table = torch.full((lanes, self.longest + 1), stream.pad, dtype=stream.tokens.dtype)
+        for row in range(lanes):
+            lane = self.first_lane + row
+            start, end = lane * n // total, (lane + 1) * n // total
+            self.table[row, 0] = stream.tokens[start - 1] if start > 0 else stream.eos
+            self.table[row, 1 : end - start + 1] = stream.tokens[start:end]
+
+    def __len__(self) -> int:
+        return math.ceil(self.longest / self.steps)
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        start = index * self.steps
+        window = self.table[:, start : start + self.steps + 1].long()  # (lanes, steps + 1)
+        target = window[:, 1:].contiguous()
+        return {
+            "id": torch.arange(self.first_lane, self.first_lane + self.lanes),
+            "nsentences": self.lanes,
+            "ntokens": int(target.ne(self.pad).sum()),
+            "net_input": {"src_tokens": window[:, :-1].contiguous(), "segment": index},
+            "target": target,
+        }
+
+    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+        """An item already is a batch."""
+        return samples[0] if samples else {}
+
+
+class LaneIterator(iterators.EpochBatchIterator):
+    """Segments in order. Its position, which checkpoints store, is the segment number *and* the
+    hidden state of all workers' lanes. Without the state a resumed run would start from zeros in
+    the middle of an epoch.
+
+    That of the training comes from `task.carried`, and goes to `task.restored`.
+    """
+
+    def __init__(self, dataset: LaneDataset, task: Any, **kwargs: Any) -> None:
+        super().__init__(
+            dataset=dataset,
+            collate_fn=dataset.collater,
+            batch_sampler=[[i] for i in range(len(dataset))],
+            disable_shuffling=True,
+            **kwargs,
+        )
+        self.lanes = dataset
+        self.task = task
+
+    def state_dict(self) -> Dict[str, Any]:
+        place = super().state_dict()
+        place["total_lanes"] = self.lanes.total_lanes
+        place["steps"] = self.lanes.steps
+        state = self.task.carried
+        # At the end of an epoch the next one starts from zeros; a state from another segment
+        # (left over after an overflow with several workers) would be worse than none.
+        if state is not None and state[0] == place["iterations_in_epoch"] - 1:
+            place["hidden_state"] = state[1].float().cpu()
+        return place
+
+    def load_state_dict(self, place: Dict[str, Any]) -> None:
+        done = place.get("iterations_in_epoch", 0)
+        here = (self.lanes.total_lanes, self.lanes.steps)
+        saved = (place.get("total_lanes"), place.get("steps"))
+        if done > 0 and saved != here:
+            logger.warning(
+                "the checkpoint stopped in the middle of epoch %s with %s lanes of %s steps; this "
+                "run has %d (--batch-size times workers) of %d (--tokens-per-sample) and restarts "
+                "that epoch",
+                *(place.get("epoch"), *saved, *here),
+            )
+            place = {**place, "iterations_in_epoch": 0}
+        elif done > 0 and "hidden_state" in place:
+            first = self.lanes.first_lane
+            mine = place["hidden_state"][:, first : first + self.lanes.lanes]
+            self.task.restored = (done - 1, mine)
+        super().load_state_dict(place)
 
 
 @dataclass
@@ -59,15 +171,7 @@ class StatefulLanguageModelingTask(FairseqTask):
         self.carried: Optional[Tuple[int, Tensor]] = None
         self.restored: Optional[Tuple[int, Tensor]] = None
 
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
-    def target_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    # ---- data ----
+    source_dictionary = target_dictionary = property(lambda self: self.dictionary)
 
     def load_dataset(
         self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
@@ -133,11 +237,8 @@ class StatefulLanguageModelingTask(FairseqTask):
                 f"{kwargs['num_shards']} workers would each score a part of the split, and only "
                 "the first one's figure is printed; pass --distributed-world-size 1"
             )
-        kwargs.pop("max_positions", None)
         iterator = self.get_batch_iterator(dataset, max_sentences=batch_size or 1, **kwargs)
         return iterator.next_epoch_itr(shuffle=False)
-
-    # ---- model and loss ----
 
     def build_model(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
         model = super().build_model(cfg, *args, **kwargs)
@@ -168,8 +269,6 @@ class StatefulLanguageModelingTask(FairseqTask):
             for log in logging_outputs
         ]
         super().reduce_metrics(per_token, criterion)
-
-    # ---- hidden state ----
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         super().begin_epoch(epoch, model)
