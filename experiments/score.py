@@ -16,12 +16,10 @@ from typing import Any, Sequence
 
 from experiments.datasets.detokenize import detokenize
 from fairseq_dpq.cli.common import missing_extra
+from fairseq_dpq.files.errors import CheckpointError
+from fairseq_dpq.runs.runner import run_command
 
 _LINE = re.compile(r"D-(\d+)\t[^\t]*\t(.*)")
-
-
-class ScoreError(Exception):
-    """Files that cannot be scored against each other."""
 
 
 def read_lines(path: Path) -> list[str]:
@@ -29,7 +27,7 @@ def read_lines(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ScoreError(f"{path}: {error}") from error
+        raise CheckpointError(f"{path}: {error}") from error
     return text[:-1].split("\n") if text.endswith("\n") else text.split("\n")
 
 
@@ -41,11 +39,11 @@ def read_translations(path: Path) -> list[str]:
         if match:
             found.setdefault(int(match.group(1)), match.group(2))
     if not found:
-        raise ScoreError(f"{path}: no lines D-<number>; is it output of fairseq-generate?")
-    missing = [i for i in range(max(found)) if i not in found]
-    if missing:
-        raise ScoreError(f"{path}: no translation of sentence {missing[0]} (counted from 0)")
-    return [found[i] for i in range(len(found))]
+        raise CheckpointError(f"{path}: no lines D-<number>; is it output of fairseq-generate?")
+    for number in range(len(found)):
+        if number not in found:
+            raise CheckpointError(f"{path}: no translation of sentence {number} (counted from 0)")
+    return [found[number] for number in range(len(found))]
 
 
 def bleu(translations: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, Any]:
@@ -53,7 +51,7 @@ def bleu(translations: Sequence[str], references: Sequence[str], tokenize: str) 
     from sacrebleu.metrics import BLEU
 
     if len(translations) != len(references):
-        raise ScoreError(
+        raise CheckpointError(
             f"{len(translations)} translations, but {len(references)} reference lines; generate "
             "the whole set, with --required-batch-size-multiple 1"
         )
@@ -100,41 +98,33 @@ def evaluate(metric: str, flags: Sequence[str]) -> dict[str, Any]:
     return dict(found.get_smoothed_values())
 
 
-def _numbers(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: v if isinstance(v, str) else float(v) for k, v in values.items() if v is not None}
+def score(args: argparse.Namespace, flags: Sequence[str]) -> int:
+    """Print the scores; the exit code."""
+    if args.metric == "bleu" and not (args.output and args.reference):
+        raise CheckpointError("bleu needs --output and --reference")
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = evaluate(args.metric, flags) if flags else {}
+            if args.metric == "bleu":
+                found = score_translations(args.output, args.reference, args.tokenized_reference)
+    except ModuleNotFoundError as error:
+        raise CheckpointError(missing_extra(error) or str(error)) from error
+    shown = {k: v if isinstance(v, str) else float(v) for k, v in found.items() if v is not None}
+    print(json.dumps(shown))
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the scores; the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    at = words.index("--") if "--" in words else len(words)
+    """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m experiments.score", description=__doc__)
     add = parser.add_argument
     add("metric", choices=("perplexity", "validate", "bleu"))
     add("--output", type=Path, help="bleu: the file of translations that the flags make")
     add("--reference", type=Path, help="bleu: running text to compare with")
-    add(
-        "--tokenized-reference",
-        type=Path,
+    add("--tokenized-reference", type=Path,
         help="bleu: the output is tokenised words: score it as it is against this file, and "
-        "detokenised against --reference",
-    )
-    args = parser.parse_args(words[:at])
-    if args.metric == "bleu" and not (args.output and args.reference):
-        parser.error("bleu needs --output and --reference")
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            found = evaluate(args.metric, words[at + 1 :]) if words[at + 1 :] else {}
-            if args.metric == "bleu":
-                found = score_translations(args.output, args.reference, args.tokenized_reference)
-    except (ModuleNotFoundError, ScoreError) as error:
-        message = missing_extra(error) if isinstance(error, ModuleNotFoundError) else str(error)
-        if not message:
-            raise
-        print(f"{parser.prog}: error: {message}", file=sys.stderr)
-        return 2
-    print(json.dumps(_numbers(found)))
-    return 0
+        "detokenised against --reference")  # fmt: skip
+    return run_command(parser, score, argv)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import torch
 
 from experiments.demo import commands, run, table
 from experiments.demo.commands import MODELS, Setting
-from experiments.demo.corpus import SOURCE, TARGET
-from fairseq_dpq.runs.folder import RunsError
+from experiments.demo.corpus import TARGET
+from fairseq_dpq.files.errors import CheckpointError
 
 
 def test_an_interrupted_run_goes_on_and_other_ones_are_removed(tmp_path: Path, capsys) -> None:
@@ -35,21 +35,22 @@ def test_an_interrupted_run_goes_on_and_other_ones_are_removed(tmp_path: Path, c
 
 
 def test_a_model_follows_the_data_and_starts_afresh(tmp_path: Path) -> None:
-    data, full, sx, _ = run.jobs(tmp_path, Setting())
+    (tmp_path / "bin").mkdir()
+    data, full, sx, _, report = run.jobs(tmp_path, Setting())
+    assert not (tmp_path / "bin").exists()  # of a run that was stopped
     assert [step.name for step in data.steps] == ["corpus", "preprocess"]
     assert [step.name for step in sx.steps] == ["train", "compact", "generate"]
     assert [step.name for step in full.steps] == ["train", "generate"]
-    assert full.after == ("data",) and full.steps[0].fresh == (tmp_path / "full",)
+    assert full.after == ("data",) and report.after == ("full", "sx", "vq")
     assert all(step.cwd == tmp_path for job in (data, full, sx) for step in job.steps)
 
 
 def test_row_of_a_model(tmp_path: Path) -> None:
-    """6 symbols and fairseq's four, 64 wide: 2,560 bytes. BLEU of what was translated."""
-    for name in ("corpus", "bin", "full", "logs/full"):
+    """10 symbols, 64 wide: 2,560 bytes. BLEU of what was translated."""
+    for name in ("corpus", "full", "logs/full"):
         (tmp_path / name).mkdir(parents=True)
     words = "a b c d e"
     (tmp_path / "corpus" / f"test.{TARGET}").write_text(f"{words}\n{words} f\n")
-    (tmp_path / "bin" / f"dict.{SOURCE}.txt").write_text("x 1\n" * 6)
     weight = {"encoder.embed_tokens.weight": torch.zeros(10, 64), "other": torch.zeros(10)}
     torch.save({"model": weight, "cfg": {"model": {}}}, tmp_path / "full" / "checkpoint_best.pt")
     job = run.jobs(tmp_path, Setting())[1]
@@ -62,7 +63,7 @@ def test_row_of_a_model(tmp_path: Path) -> None:
     )
     assert (row["cr_measured"], row["model_ratio"], row["train_seconds"]) == (1.0, 1.0, 3.5)
     log.write_text(f"D-0\t-1\t{words}\n")
-    with pytest.raises(RunsError, match="1 translations, but 2 reference lines"):
+    with pytest.raises(CheckpointError, match="1 translations, but 2 reference lines"):
         job.finish(job, [{"cpu_seconds": 3.5}])
 
 
@@ -82,12 +83,6 @@ def test_training_commands_differ_in_dpq_flags_only() -> None:
         rest = command.replace(flags, "")
         rest = rest.replace(f"--save-dir {method}", "--save-dir full")
         assert rest == full
-
-
-def test_formula_ratio_is_the_papers() -> None:
-    # IWSLT-like: 32 n d / (n D log2 K + 32 K d), worked by hand
-    assert table.formula_ratio(10000, 512, 32, 16) == pytest.approx(163840000 / (800000 + 524288))
-    assert table.formula_ratio(10000, 512, 5, 16) == pytest.approx(163840000 / (480000 + 81920))
 
 
 def test_table_shows_every_number() -> None:

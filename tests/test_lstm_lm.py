@@ -113,9 +113,8 @@ def test_training_and_evaluation_lanes_do_not_mix() -> None:
     # So do all segments of an update, with --update-freq 2.
     again = [model(tokens[:, 4 * i : 4 * i + 4], segment=i)[0] for i in (1, 2)]
     assert torch.equal(again[0], second) and torch.equal(again[1], third)
-    model.decoder.reset_state(training=True)
-    assert model.decoder.carried_state(training=True) is None
-    assert model.decoder.carried_state(training=False)[0] == 2
+    model.decoder.set_carried_state(None)
+    assert model.decoder.carried_state() is None
 
 
 def test_a_gap_starts_from_zeros_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -134,9 +133,9 @@ def test_saved_state_continues_any_of_its_lanes() -> None:
     tokens = _tokens(4, 10)
     one, other = _model().train(), _model().train()
     one(tokens[:, :5], segment=0)
-    segment, state = one.decoder.carried_state(training=True)
+    segment, state = one.decoder.carried_state()
     assert (segment, tuple(state.shape)) == (0, (4, 4, 8))  # (hidden, cell) x layers, lanes, units
-    other.decoder.set_carried_state(True, segment, state[:, 1:3])  # two of the four lanes
+    other.decoder.set_carried_state((segment, state[:, 1:3]))  # two of the four lanes
     expected = one(tokens[:, 5:], segment=1)[0]
     torch.testing.assert_close(
         other(tokens[1:3, 5:], segment=1)[0], expected[1:3], rtol=0, atol=1e-6

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from experiments.reproduce import run
-from experiments.reproduce.rows import CPU, SCORES, TABLES
-from experiments.reproduce.run import Plan, find_table, ratios, slug
+from experiments.reproduce.rows import CPU, METRICS, TABLES
+from experiments.reproduce.run import Plan, ratios, slug
 from fairseq_dpq.runs.folder import RunsError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,12 +19,12 @@ OUT = Path("out")
 
 
 def commands(table: str, *rows: str, scale: str = "paper", **more) -> dict[str, list[str]]:
-    jobs = Plan(find_table(table), scale, OUT, **more).jobs(rows)
+    jobs = Plan(TABLES[table], scale, OUT, **more).jobs(rows)
     return {job.name: job.commands() for job in jobs}
 
 
 def test_a_row_that_starts_from_the_full_table_brings_it_along() -> None:
-    assert commands("t4", "ptb_small/shu17") == {
+    assert commands("T4", "ptb_small/shu17") == {
         "ptb_small/full": [
             "SAVE_DIR=out/ptb_small/full scripts/train.sh ptb_small full",
             "scripts/score.sh ptb_small out/ptb_small/full/checkpoint_best.pt",
@@ -61,7 +61,7 @@ def test_scales_and_further_flags() -> None:
     assert tuned["squad2/full"][-1].endswith("checkpoint_last.pt --subset dev")
     assert tuned["glue_cola/full"][-1].endswith("checkpoint_last.pt --valid-subset dev")
     assert tuned["bert_base/full"][-1].endswith("checkpoint_best.pt --valid-subset dev")
-    before, tuning = Plan(find_table("T7"), "cpu", OUT).jobs(["glue_cola/full"])
+    before, tuning = Plan(TABLES["T7"], "cpu", OUT).jobs(["glue_cola/full"])
     assert before.name == "bert_small/full" and tuning.after == (before.name,)
     # Two columns a group, whatever the width is.
     name = "pq-k-32-groups-of-2"
@@ -69,12 +69,16 @@ def test_scales_and_further_flags() -> None:
     assert "--dpq-K 32 --dpq-D 64" in commands("T8", name, scale="cpu")[f"multi30k/{name}"][0]
 
 
-def test_wrong_names() -> None:
-    with pytest.raises(RunsError, match="TABLE 'T2' is unknown; choose one of T3, T4"):
-        find_table("T2")
-    with pytest.raises(RunsError, match="no row of this table has a name with nothing; it"):
+def test_wrong_names(capsys) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["T2"])
+    assert "invalid choice: 'T2'" in capsys.readouterr().err
+    assert run.main(["t4", "--dry-run"]) == 0
+    with pytest.raises(
+        RunsError, match="no row of this table has a name with nothing at --scale paper; it has"
+    ):
         commands("T5", "nothing")
-    with pytest.raises(RunsError, match="a name with nothing; it has"):
+    with pytest.raises(RunsError, match="a name with nothing at"):
         commands("T5", "full", "nothing")
     assert slug("Chen'18+") == "chen18-plus" and slug("PQ K=64") == "pq-k-64"
 
@@ -86,7 +90,7 @@ def test_every_row_has_a_recipe_and_a_figure() -> None:
     seen = set()
     for table in TABLES.values():
         for row in table.rows:
-            assert (row.metric or table.metric) in SCORES
+            assert (row.metric or table.metric) in METRICS
             assert row.paper is not None or row.label == "random codes"
             if row.recipe in CPU:
                 for recipe in (row.recipe, CPU[row.recipe][0]):

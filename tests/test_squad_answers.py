@@ -8,11 +8,10 @@ import pytest
 
 from fairseq_dpq.fairseq_plugin.tasks.squad_answers import (
     Answer,
+    Prediction,
     Window,
     best_threshold,
     best_window,
-    exact_match,
-    f1,
     n_best,
     normalize,
     null_odds,
@@ -55,8 +54,7 @@ def test_normalisation(text: str, words: str) -> None:
     ],
 )
 def test_exact_match_and_f1(prediction: str, gold: str, exact: float, overlap: float) -> None:
-    assert exact_match(prediction, gold) == exact
-    assert f1(prediction, gold) == pytest.approx(overlap)
+    assert score_question(prediction, [gold]) == (exact, pytest.approx(overlap))
 
 
 def test_best_gold_answer_counts() -> None:
@@ -120,11 +118,15 @@ def test_probabilities_sum_to_one() -> None:
 def test_best_threshold() -> None:
     golds = {"1": ["a b"], "3": ["c"], "2": [], "4": []}
     spans = {"1": "b", "2": "x", "3": "c", "4": "y"}
-    odds = {"1": -3.0, "3": -1.0, "2": 0.5, "4": 2.0}
+
+    def best(odds: list[float], golds: dict[str, list[str]]) -> tuple[float, float]:
+        pairs = zip(golds, odds)
+        return best_threshold(
+            [Prediction(name, [Answer(spans[name], 0.0)], x, golds[name]) for name, x in pairs]
+        )
+
     # Answered: none 2 of 4; 1: 3 (`a` is an article, so `b` is right); 1, 3: 4; then 2 is lost
-    assert best_threshold(spans, odds, golds) == (100.0, -1.0)
-    same = {"1": -3.0, "3": 0.5, "2": 0.5, "4": 2.0}  # 3 cannot be answered without 2
-    assert best_threshold(spans, same, golds) == (75.0, -3.0)
+    assert best([-3.0, -1.0, 0.5, 2.0], golds) == (100.0, -1.0)
+    assert best([-3.0, 0.5, 0.5, 2.0], golds) == (75.0, -3.0)  # 3 cannot be answered without 2
     # Best never to answer: a number below all odds, which a command line takes.
-    none: dict[str, list[str]] = {name: [] for name in golds}
-    assert best_threshold(spans, odds, none) == (100.0, math.floor(min(odds.values())) - 1)
+    assert best([-3.0, -1.0, 0.5, 2.0], {name: [] for name in golds}) == (100.0, -4.0)

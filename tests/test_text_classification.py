@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fairseq.data import Dictionary, ListDataset
 
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin.optim import FairseqLazyAdam, LazyAdam
 from fairseq_dpq.fairseq_plugin.tasks.text_classification import (
-    DocumentList,
     LabelledDocuments,
     TextClassificationConfig,
     TextClassificationTask,
@@ -26,14 +26,20 @@ from helpers.plugin_runs import train
 PAD, EOS, UNK = 1, 2, 3
 
 
-def documents(max_words: int = 0, shuffle: bool = False) -> LabelledDocuments:
-    stored = [[4, UNK, 5, EOS], [EOS], [6, 7, 8, 9, EOS], [UNK, EOS]]
-    held = DocumentList([torch.tensor(d) for d in stored])
-    return LabelledDocuments(held, [0, 1, 1, 0], PAD, UNK, EOS, max_words, shuffle, seed=3)
+def documents(
+    stored: list[list[int]], max_words: int = 0, shuffle: bool = False
+) -> LabelledDocuments:
+    held = ListDataset([torch.tensor(d) for d in stored], np.array([len(d) for d in stored]))
+    cfg = TextClassificationConfig(data="", max_words=max_words)
+    cfg.seed = 3
+    return LabelledDocuments(held, np.array([0, 1, 1, 0] * 20), Dictionary(), cfg, shuffle)
+
+
+STORED = [[4, UNK, 5, EOS], [EOS], [6, 7, 8, 9, EOS], [UNK, EOS]]
 
 
 def test_batch_has_words_only() -> None:
-    data = documents()
+    data = documents(STORED)
     batch = data.collater([data[i] for i in (0, 1, 2, 3)])
     assert batch["net_input"]["src_tokens"].tolist() == [
         [4, 5, PAD, PAD],
@@ -49,22 +55,22 @@ def test_batch_has_words_only() -> None:
 
 
 def test_first_words_of_long_documents() -> None:
-    data = documents(max_words=3)
-    assert data[2]["words"].tolist() == [6, 7, 8]
-    assert data[0]["words"].tolist() == [4, 5]  # unknown words do not count
+    data = documents(STORED, max_words=3)
+    assert data[2]["tokens"].tolist() == [6, 7, 8]
+    assert data[0]["tokens"].tolist() == [4, 5]  # unknown words do not count
     assert data.sizes.tolist() == [3, 1, 3, 2]
 
 
 def test_order_is_random_in_training_and_another_in_each_epoch() -> None:
-    held = DocumentList([torch.tensor([4] * (i % 7) + [EOS]) for i in range(50)])
-    data = LabelledDocuments(held, [0] * 50, PAD, UNK, EOS, shuffle=True, seed=1)
+    stored = [[4] * (i % 7) + [EOS] for i in range(50)]
+    data = documents(stored, shuffle=True)
     first = data.ordered_indices()
     assert sorted(first) == list(range(50)) and (np.diff(data.sizes[first]) < 0).any()
     assert (data.ordered_indices() == first).all()
     data.set_epoch(2)
     assert (data.ordered_indices() != first).any()
     assert not data.can_reuse_epoch_itr_across_epochs
-    evaluation = LabelledDocuments(held, [0] * 50, PAD, UNK, EOS)
+    evaluation = documents(stored)
     assert (np.diff(evaluation.sizes[evaluation.ordered_indices()]) >= 0).all()
 
 
@@ -119,11 +125,11 @@ def task_of(data: Path) -> TextClassificationTask:
         (
             lambda d: [shutil.copy(d / "input0" / f"test.{e}", d / "label" / f"test.{e}") for e in
                        ("bin", "idx")],
-            r"test: document 1 has 0 labels, expected one",
+            r"test: document 1 needs one label, which is in \S+label/dict.txt",
         ),
         (
             lambda d: _relabel(d / "label" / "test.bin", 6, UNK),
-            r"test: the label of document 7 is not in \S+label/dict.txt",
+            r"test: document 7 needs one label, which is in \S+label/dict.txt",
         ),
     ],
 )  # fmt: skip

@@ -15,12 +15,12 @@ from fairseq import optim, options, tasks
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from fairseq_dpq.fairseq_plugin.tasks.lanes import LaneDataset, TokenStream
 from fairseq_dpq.fairseq_plugin.tasks.lstm_lm import (
     ZarembaLSTMConfig,
     ZarembaLSTMDecoder,
     ZarembaLSTMLanguageModel,
 )
+from fairseq_dpq.fairseq_plugin.tasks.truncated_bptt_lm import LaneDataset, TokenStream
 from helpers import fsq
 
 pytestmark = pytest.mark.slow
@@ -325,12 +325,11 @@ def test_two_workers_with_dpq_are_one_that_takes_the_halves_in_turn(
         model.set_num_updates(update)
         lanes = 0
         for shard, half in enumerate(halves):
-            if states[shard] is not None:
-                model.decoder.set_carried_state(True, *states[shard])
+            model.decoder.set_carried_state(states[shard])
             loss, sample_size, _ = criterion(model, half[update])
             loss.backward()
             lanes += sample_size
-            states[shard] = model.decoder.carried_state(training=True)
+            states[shard] = model.decoder.carried_state()
         assert lanes == LANES
         sgd.multiply_grads(1 / lanes)
         task.optimizer_step(sgd, model, update)

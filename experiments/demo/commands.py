@@ -88,8 +88,8 @@ def train(setting: Setting, model: Model) -> list[str]:
 
 def compact(model: Model) -> list[str]:
     """Compact the trained checkpoint."""
-    folder = model.folder
-    return ["fairseq-dpq-compact", f"{folder}/checkpoint_best.pt", f"{folder}/compact.pt"]
+    files = f"{model.folder}/checkpoint_best.pt {model.folder}/compact.pt"
+    return f"fairseq-dpq-compact {files} --force".split()
 
 
 def shipped(model: Model) -> str:
@@ -104,3 +104,16 @@ def generate(model: Model) -> list[str]:
     command += ["--beam", "5", "--max-len-a", "1.5", "--max-len-b", "10", "--max-tokens", "4000"]
     command += ["--scoring", "sacrebleu", "--sacrebleu-tokenizer", "none"]
     return command + DATA.split()
+
+
+def report() -> list[str]:
+    """Codes, neighbours and curves of the three models, as a page."""
+    command = ["fairseq-dpq-report"]
+    for model in MODELS:
+        command.append(f"{model.title}={model.folder}/checkpoint_best.pt")
+        if model.method is not None:
+            command.append(f"{model.title} compact={shipped(model)}")
+    for model in MODELS:
+        command += ["--log", f"{model.title}=logs/{model.folder}/train.log"]
+    command += ["--words", "horse", "house", "doctor", "bread", "quickly", "took"]
+    return [*command, "--title", "DPQ demo", "--out", "report", "--force"]

@@ -88,8 +88,7 @@ class Grammar:
         determiner = dice.pick(DETERMINERS)
         owner = None
         if not plain and dice.chance(0.12):
-            kinds = list(words.nouns)
-            owner = self._phrase(dice, dice.pick(["person", *kinds]), plain=True)
+            owner = self._phrase(dice, dice.pick(["person", *words.nouns]), plain=True)
         adjective = words.adjectives[kind].draw(dice) if dice.chance(0.35) else None
         degree = (1 if dice.chance(0.5) else 2) if dice.chance(0.25) else 0
         if degree == 2 and determiner != "the":
@@ -127,9 +126,8 @@ def _english_phrase(phrase: Phrase, possessive: bool = False) -> list[str]:
     if phrase.owner is not None:
         words += _english_phrase(phrase.owner, possessive=True)
     elif not (phrase.determiner == "a" and phrase.number):
-        words.append(
-            "these" if phrase.determiner == "this" and phrase.number else phrase.determiner
-        )
+        plural = phrase.determiner == "this" and phrase.number
+        words.append("these" if plural else phrase.determiner)
     words += [phrase.count[0]] if phrase.count else []
     words += phrase.adjective.english[phrase.degree].split() if phrase.adjective else []
     forms = phrase.noun.possessive if possessive else phrase.noun.english
@@ -182,9 +180,8 @@ def _german_phrase(phrase: Phrase, case: str) -> list[str]:
         endings, article = _WEAK, "dies" + _ARTICLE[case][column]
     else:
         bare = (case, column) in (("nominative", 0), ("nominative", 2), ("accusative", 2))
-        article = ("ein" if determiner == "a" else "mein") + (
-            "" if bare else _ARTICLE[case][column]
-        )
+        article = "ein" if determiner == "a" else "mein"
+        article += "" if bare else _ARTICLE[case][column]
     words = [article] if article else []
     words += [phrase.count[1]] if phrase.count else []
     if phrase.adjective is not None:

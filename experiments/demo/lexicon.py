@@ -7,6 +7,7 @@ import bisect
 import random
 import re
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Generic, Sequence, TypeVar
 
@@ -43,11 +44,8 @@ class Zipf(Generic[T]):
 
     def __init__(self, items: Sequence[T], shift: float = 3.0) -> None:
         self.items = tuple(items)
-        self._cumulative: list[float] = []
-        total = 0.0
-        for rank in range(len(self.items)):
-            total += 1.0 / (rank + shift)
-            self._cumulative.append(total)
+        weights = (1.0 / (rank + shift) for rank in range(len(self.items)))
+        self._cumulative = list(accumulate(weights))
 
     def draw(self, dice: Dice) -> T:
         """One item; low ranks are frequent."""

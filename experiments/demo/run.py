@@ -5,7 +5,6 @@ writes a report page."""
 from __future__ import annotations
 
 import argparse
-import shlex
 import shutil
 import sys
 import time
@@ -16,53 +15,49 @@ from typing import Sequence
 
 from experiments.demo import commands, table
 from experiments.demo.commands import MODELS, Model, Setting
-from experiments.demo.corpus import SOURCE, TARGET
-from experiments.score import ScoreError, bleu, read_lines, read_translations
-from fairseq_dpq.cli import report as report_tool
-from fairseq_dpq.runs.folder import RunsError, read_json, working_in, write_json, write_whole
-from fairseq_dpq.runs.runner import Facts, Job, Runner, Step, run_command
+from experiments.demo.corpus import TARGET
+from experiments.score import bleu, read_lines, read_translations
+from fairseq_dpq.runs.folder import read_json, working_in, write_json, write_whole
+from fairseq_dpq.runs.runner import Facts, Job, Step, run_command, run_jobs
 
 _ROOT = Path(__file__).resolve().parents[2]
-_DATA = "data"
+_DATA, _REPORT = "data", "report"  # the jobs beside the models
 
 
 def jobs(out: Path, setting: Setting) -> list[Job]:
-    """The data, then the three models: train, compact, translate."""
+    """The data, then the three models: train, compact, translate; then the report. What an
+    unfinished preparation of the data left is removed."""
     here = {"PYTHONPATH": f"{_ROOT}"}
     corpus = Step("corpus", commands.corpus(setting), here, cwd=out)
-    preprocess = Step("preprocess", commands.preprocess(setting), cwd=out, fresh=(out / "bin",))
+    preprocess = Step("preprocess", commands.preprocess(setting), cwd=out)
     found = [Job(_DATA, out / "logs" / _DATA, [corpus, preprocess])]
+    if found[0].done() is None:  # fairseq-preprocess refuses a folder with a dictionary
+        shutil.rmtree(out / "bin", ignore_errors=True)
     for model in MODELS:
-        folder = out / model.folder
-        steps = [Step("train", commands.train(setting, model), cwd=out, fresh=(folder,), weight=10)]
+        steps = [Step("train", commands.train(setting, model), cwd=out, weight=10)]
         if model.method is not None:
-            small = (folder / "compact.pt",)
-            steps.append(Step("compact", commands.compact(model), cwd=out, fresh=small))
+            steps.append(Step("compact", commands.compact(model), cwd=out))
         steps.append(Step("generate", commands.generate(model), cwd=out))
-        finish = partial(_row, out, setting, model)
+        finish = partial(_row, out, model)
         found.append(Job(model.folder, out / "logs" / model.folder, steps, finish, (_DATA,)))
-    return found
+    report = [Step("report", commands.report(), cwd=out)]
+    after = tuple(model.folder for model in MODELS)
+    return [*found, Job(_REPORT, out / "logs" / _REPORT, report, after=after)]
 
 
-def _row(out: Path, setting: Setting, model: Model, job: Job, steps: list[Facts]) -> Facts:
+def _row(out: Path, model: Model, job: Job, steps: list[Facts]) -> Facts:
     """The model's row of the table."""
-    try:
-        translations = read_translations(job.folder / "generate.log")
-        references = read_lines(out / "corpus" / f"test.{TARGET}")
-        score = bleu(translations, references, "none")["BLEU"]
-    except ScoreError as error:
-        raise RunsError(str(error)) from error
-    symbols = (out / "bin" / f"dict.{SOURCE}.txt").read_text(encoding="utf-8").splitlines()
-    n, d = len(symbols) + 4, commands.WIDTH  # the file does not list fairseq's four specials
-    small, whole = table.measure(out / commands.shipped(model))
+    translations = read_translations(job.folder / "generate.log")
+    references = read_lines(out / "corpus" / f"test.{TARGET}")
+    small, whole, full, formula = table.measure(out / commands.shipped(model))
     row = table.Row(
         model=model.title,
-        bleu=score,
+        bleu=bleu(translations, references, "none")["BLEU"],
         embedding_bytes=small,
-        cr_formula=table.formula_ratio(n, d, setting.K, setting.D) if model.method else 1.0,
-        cr_measured=4 * n * d / small,
+        cr_formula=formula,
+        cr_measured=full / small,
         model_bytes=whole,
-        model_ratio=(whole - small + 4 * n * d) / whole,
+        model_ratio=(whole - small + full) / whole,
         train_seconds=steps[0]["cpu_seconds"] or 0.0,
     )
     return {"row": asdict(row)}
@@ -83,50 +78,27 @@ def prepare(out: Path, setting: Setting) -> None:
     write_json(note, wanted)
 
 
-def demo(out: Path, setting: Setting) -> int:
+def demo(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run everything; the three models train side by side, one thread each."""
-    start = time.monotonic()
+    start, out = time.monotonic(), args.out.absolute()
+    setting = Setting(**{name: getattr(args, name) for name in asdict(Setting())})
     with working_in(out):
         prepare(out, setting)
         todo = jobs(out, setting)
         lines = [command for job in todo for command in job.commands()]
-        report = report_command()
-        write_whole(out / "commands.txt", "\n".join([*lines, shlex.join(report)]) + "\n")
-        runner = Runner(todo, line=_line, every=15.0)
-        results = runner.run(workers=len(MODELS), threads=1)
+        write_whole(out / "commands.txt", "\n".join(lines) + "\n")
+        results = run_jobs(todo, workers=len(MODELS), threads=1, line=_line, every=15.0)
         rows = [results[m.folder]["row"] for m in MODELS if "row" in results.get(m.folder, {})]
         if len(rows) < len(MODELS):
             return 1
+        # The demo has succeeded, also without a report.
         write_json(out / "result.json", {"rows": rows})
         _print_result([table.Row(**row) for row in rows], time.monotonic() - start, out)
-        at = time.monotonic()
-        # The demo has succeeded without it.
-        if report_tool.main([_absolute(out, word) for word in report[1:]] + ["--force"]) == 0:
-            print(f"Codes, neighbours and curves, in {time.monotonic() - at:.0f} s")
     return 0
 
 
 def _line(result: Facts) -> str:
     return f"BLEU {result['row']['bleu']:.1f}" if "row" in result else "done"
-
-
-def report_command() -> list[str]:
-    """The command that writes the report, in the demo's folder."""
-    words = ["fairseq-dpq-report"]
-    for model in MODELS:
-        words.append(f"{model.title}={model.folder}/checkpoint_best.pt")
-        if model.method is not None:
-            words.append(f"{model.title} compact={commands.shipped(model)}")
-    for model in MODELS:
-        words += ["--log", f"{model.title}=logs/{model.folder}/train.log"]
-    shown = ["horse", "house", "doctor", "bread", "quickly", "took"]
-    return [*words, "--words", *shown, "--title", "DPQ demo", "--out", "report"]
-
-
-def _absolute(out: Path, word: str) -> str:
-    """A word of the report's command, for any folder."""
-    name, equals, path = word.rpartition("=")
-    return f"{name}{equals}{out / path}" if "/" in path or path == "report" else word
 
 
 def _print_result(rows: list[table.Row], seconds: float, out: Path) -> None:
@@ -136,7 +108,8 @@ def _print_result(rows: list[table.Row], seconds: float, out: Path) -> None:
         "the whole model. CR: 32-bit table against codes and values, by the formula and measured;\n"
         "ratio: the model with the full table against this one.\n"
         "One run of each model: a difference of a few tenths of BLEU may be chance.\n"
-        f"{int(seconds)} s. The commands are in {out / 'commands.txt'}, their output in logs/."
+        f"{int(seconds)} s. The commands are in {out / 'commands.txt'}, their output in logs/,\n"
+        f"codes, neighbours and curves in {out / _REPORT}."
     )
 
 
@@ -148,9 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         how = {"choices": ["source", "all"]} if name == "tables" else {"type": type(value)}
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, default=value, help=f"default {value}", **how)
-    args = parser.parse_args(argv)
-    setting = Setting(**{name: getattr(args, name) for name in asdict(Setting())})
-    return run_command("demo", lambda: demo(args.out.absolute(), setting), "the same command")
+    return run_command(parser, demo, argv)
 
 
 if __name__ == "__main__":

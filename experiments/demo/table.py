@@ -3,15 +3,13 @@ without optimiser state, read from the files that were written."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_dpq.files.checkpoint import stored_bytes
-from fairseq_dpq.files.loading import load_checkpoint
+from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
 from fairseq_dpq.size_report import text_table
 
-EMBEDDING = "encoder.embed_tokens."
+EMBEDDING = "encoder.embed_tokens"
 
 
 @dataclass(frozen=True)
@@ -28,18 +26,20 @@ class Row:
     train_seconds: float
 
 
-def measure(checkpoint: Path) -> tuple[int, int]:
-    """Bytes of the source embedding and of the whole model, without optimiser state; ties count
-    once."""
-    state = load_checkpoint(checkpoint)["model"]
-    tensors = [value for key, value in state.items() if key.startswith(EMBEDDING)]
-    return sum(t.numel() * t.element_size() for t in tensors), stored_bytes(state)
-
-
-def formula_ratio(n: int, d: int, K: int, D: int) -> float:
-    """The paper's compression ratio, without subspace sharing: 32 n d bits against D codes of
-    ceil(log2 K) bits for each symbol and K d values of 32 bits."""
-    return 32 * n * d / (n * D * math.ceil(math.log2(K)) + 32 * K * d)
+def measure(path: Path) -> tuple[int, int, int, float]:
+    """Of a checkpoint, without optimiser state: bytes of the source embedding and of the whole model
+    (ties count once), bytes of the full embedding, and its compression ratio by the formula."""
+    checkpoint = Checkpoint.load(path)
+    record, state = checkpoint.record(), checkpoint.weights
+    tensors = [value for key, value in state.items() if key.startswith(f"{EMBEDDING}.")]
+    small = full = sum(t.numel() * t.element_size() for t in tensors)
+    formula = 1.0
+    if record is not None:
+        table = record.tables[EMBEDDING]
+        full = 4 * table.num_embeddings * table.embedding_dim
+        bits = table.config.compact_bits(table.num_embeddings, table.embedding_dim)
+        formula = 8 * full / bits
+    return small, stored_bytes(state), full, formula
 
 
 def render(rows: list[Row]) -> str:

@@ -9,21 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# What score.sh prints, by the metric of a table or row: the first of these entries that is there.
-SCORES = {
-    "perplexity": ("perplexity",),
-    "BLEU": ("tokenised_BLEU", "BLEU"),
-    "accuracy": ("accuracy",),
-    "masked perplexity": ("ppl",),
-    "F1": ("f1",),
-}
-# The flag that names the split to score, by metric.
-SUBSET = {
-    "perplexity": "--gen-subset",
-    "BLEU": "--gen-subset",
-    "accuracy": "--valid-subset",
-    "masked perplexity": "--valid-subset",
-    "F1": "--subset",
+# By the metric of a table or row: the flag of score.sh that names the split, and what it prints, the
+# first of these entries that is there.
+METRICS = {
+    "perplexity": ("--gen-subset", "perplexity"),
+    "BLEU": ("--gen-subset", "tokenised_BLEU", "BLEU"),
+    "accuracy": ("--valid-subset", "accuracy"),
+    "masked perplexity": ("--valid-subset", "ppl"),
+    "F1": ("--subset", "f1"),
 }
 
 # Recipes of the paper's sizes, what stands for them with --scale cpu, and the flags of that.
@@ -70,7 +63,7 @@ class Table:
 
     title: str
     metric: str
-    rows: tuple[Row, ...]
+    rows: list[Row]
 
 
 def _read(path: Path) -> dict[str, Table]:
@@ -79,14 +72,12 @@ def _read(path: Path) -> dict[str, Table]:
         cells = [cell.strip() for cell in line.split("|")]
         if line.startswith("["):
             name, title = cells[0][1:].split("] ")
-            found[name] = Table(title, cells[1], ())
+            found[name] = Table(title, cells[1], [])
         elif line and not line.startswith("#"):
             label, recipe, method, *numbers = cells[:5]
             more: Any = dict(cell.split(": ", 1) for cell in cells[5:])
             paper, ratio = (float(number) if number else None for number in numbers)
-            row = Row(label, recipe, method, paper, ratio, **more)
-            table = found[name]
-            found[name] = Table(table.title, table.metric, (*table.rows, row))
+            found[name].rows.append(Row(label, recipe, method, paper, ratio, **more))
     return found
 
 

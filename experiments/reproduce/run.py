@@ -14,20 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Sequence
 
-from experiments.reproduce.rows import (
-    CPU,
-    CPU_ENVIRONMENT,
-    SCORES,
-    SUBSET,
-    TABLES,
-    WIDTH,
-    Row,
-    Table,
-)
+from experiments.reproduce.rows import CPU, CPU_ENVIRONMENT, METRICS, TABLES, WIDTH, Row, Table
 from fairseq_dpq.runs.folder import RunsError, working_in, write_json, write_whole
-from fairseq_dpq.runs.runner import Facts, Job, Runner, Step, run_command
+from fairseq_dpq.runs.runner import DONE, Facts, Job, Step, run_command, run_jobs
 
-SCALES = ("cpu", "paper")
 _LEARN = "--form additive_codes --dpq-K 32 --dpq-D 32"
 
 
@@ -61,28 +51,24 @@ class Plan:
         """The rows, and before each what it starts from. With `wanted`, only the rows of these
         names, or, where a word is no name, all whose names hold it."""
         names = list(dict.fromkeys(self.name(row) for row in self.listed()))
-        meant = {w: [n for n in names if (n == w if w in names else w in n)] for w in wanted}
-        nothing = [word for word, found in meant.items() if not found]
-        if nothing:
-            raise RunsError(
-                f"no row of this table has a name with {' or '.join(nothing)}; it has "
-                + ", ".join(names)
-            )
-        chosen = {name for found in meant.values() for name in found} if wanted else set(names)
-        if not names:
-            raise RunsError(f"no row of this table runs at --scale {self.scale}")
+        chosen = set() if wanted else set(names)
+        for word in wanted:
+            found = [word] if word in names else [name for name in names if word in name]
+            if not found:
+                raise RunsError(
+                    f"no row of this table has a name with {word} at --scale {self.scale}; it has "
+                    + ", ".join(names)
+                )
+            chosen.update(found)
         jobs: dict[str, Job] = {}
         for row in self.listed():
             if self.name(row) in chosen:
                 for one in (*_before(row), row):
-                    jobs.setdefault(self.name(one), self._job(one))
+                    name, after = self.name(one), tuple(map(self.name, _before(one)))
+                    finish = partial(_result, self.metric(one))
+                    job = Job(name, self.out / name, self._steps(one), finish, after)
+                    jobs.setdefault(name, job)
         return list(jobs.values())
-
-    def _job(self, row: Row) -> Job:
-        name = self.name(row)
-        finish = partial(_result, self.metric(row))
-        after = tuple(self.name(other) for other in _before(row))
-        return Job(name, self.out / name, self._steps(row), finish, after)
 
     def _steps(self, row: Row) -> list[Step]:
         folder, recipe = self.out / self.name(row), self.recipe(row.recipe)
@@ -90,10 +76,9 @@ class Plan:
         codes = full.with_name("codes.safetensors")
         small = folder / "compact.pt"
         if row.quantize:
-            stored_as = re.sub(
-                r"@width/(\d+)", lambda m: str(WIDTH[recipe] // int(m.group(1))), row.quantize
-            )
-            words = ["fairseq-dpq-quantize", str(full), str(small), *stored_as.split()]
+            width = WIDTH.get(recipe, 0)
+            how = re.sub(r"@width/(\d+)", lambda m: str(width // int(m.group(1))), row.quantize)
+            words = ["fairseq-dpq-quantize", str(full), str(small), *how.split()]
             step = Step("compact", [*words, "--force", "--json"], json=True)
             return [step, self._score(row, small)]
         steps = []
@@ -123,7 +108,7 @@ class Plan:
     def _score(self, row: Row, checkpoint: Path) -> Step:
         words = ["scripts/score.sh", self.recipe(row.recipe), str(checkpoint)]
         if self.subset is not None:
-            words += [SUBSET[self.metric(row)], self.subset]
+            words += [METRICS[self.metric(row)][0], self.subset]
         return Step("score", words, json=True)
 
 
@@ -131,14 +116,6 @@ def slug(label: str) -> str:
     """A label as a folder's name."""
     text = label.lower().replace("+", " plus").replace("'", "")
     return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
-
-
-def find_table(name: str) -> Table:
-    """A table by its name, in any case."""
-    table = TABLES.get(name.upper())
-    if table is None:
-        raise RunsError(f"TABLE {name!r} is unknown; choose one of {', '.join(TABLES)}")
-    return table
 
 
 def _before(row: Row) -> list[Row]:
@@ -153,7 +130,7 @@ def _before(row: Row) -> list[Row]:
 def _result(metric: str, job: Job, steps: list[Facts]) -> Facts:
     """The score and the sizes of a row whose steps are done."""
     scores = job.output("score")
-    found = next((scores[key] for key in SCORES[metric] if key in scores), None)
+    found = next((scores[key] for key in METRICS[metric][1:] if key in scores), None)
     if not isinstance(found, (int, float)):
         raise RunsError(f"no {metric} in {job.folder / 'score.json'}")
     formula, measured = 1.0, 1.0
@@ -185,9 +162,8 @@ def _check_same(job: Job) -> None:
         )
 
 
-def row_facts(plan: Plan, row: Row, found: Facts | None) -> dict[str, Any]:
+def row_facts(plan: Plan, row: Row, own: Facts) -> dict[str, Any]:
     """One row for the JSON file: the paper's results and ours, null where there are none yet."""
-    own = found or {}
     return {
         "name": plan.name(row),
         "recipe": plan.recipe(row.recipe),
@@ -231,10 +207,10 @@ def get_parser() -> argparse.ArgumentParser:
         "passed on to scripts/train.sh.",
     )
     add = parser.add_argument
-    add("table", metavar="TABLE", help=", ".join(TABLES))
+    add("table", type=str.upper, choices=TABLES)
     add("--rows", metavar="NAME", nargs="+", default=[], help="only these rows; a part of a name "
         "will do")  # fmt: skip
-    add("--scale", choices=SCALES, default="cpu", help="cpu: what fits a small machine; paper: the "
+    add("--scale", choices=("cpu", "paper"), default="cpu", help="cpu: what fits a small machine; paper: the "
         "paper's sizes (default: %(default)s)")  # fmt: skip
     add("--out", type=Path, help="folder (default: reproduced/SCALE)")
     add("--subset", help="split to score (default: the recipe's, test)")
@@ -244,7 +220,7 @@ def get_parser() -> argparse.ArgumentParser:
 
 def reproduce(args: argparse.Namespace, more: Sequence[str]) -> int:
     """Make a table; the exit code: 1 if a row failed."""
-    table, out = find_table(args.table), args.out or Path("reproduced") / args.scale
+    table, out = TABLES[args.table], args.out or Path("reproduced") / args.scale
     plan = Plan(table, args.scale, out, tuple(more), args.subset)
     jobs = plan.jobs(args.rows)
     for job in jobs:
@@ -254,25 +230,19 @@ def reproduce(args: argparse.Namespace, more: Sequence[str]) -> int:
     if args.dry_run:
         return 0
     with working_in(out):
-        runner = Runner(jobs, line=lambda result: f"{result['score']:.2f}")
-        results = runner.run()
-        name, everything = args.table.upper(), {job.name: job.done() for job in plan.jobs()}
+        results = run_jobs(jobs, line=lambda result: f"{result['score']:.2f}")
+        everything = {job.name: job.done() or {} for job in plan.jobs()}
         rows = [row_facts(plan, row, everything[plan.name(row)]) for row in plan.listed()]
-        data = {"table": name, "title": table.title, "scale": args.scale, "rows": rows}
-        write_json(out / f"{name}.json", data)
-        write_whole(out / f"{name}.md", markdown(table.title, args.scale, rows))
-        print(f"{out / name}.md and {name}.json: written")
-    return 0 if all(results.get(job.name, {}).get("status") == "done" for job in jobs) else 1
+        data = {"table": args.table, "title": table.title, "scale": args.scale, "rows": rows}
+        write_json(out / f"{args.table}.json", data)
+        write_whole(out / f"{args.table}.md", markdown(table.title, args.scale, rows))
+        print(f"{out / args.table}.md and {args.table}.json: written")
+    return 0 if all(results.get(job.name, {}).get("status") == DONE for job in jobs) else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    at = words.index("--") if "--" in words else len(words)
-    parser = get_parser()
-    args = parser.parse_args(words[:at])
-    again = "the same command"
-    return run_command(parser.prog, lambda: reproduce(args, words[at + 1 :]), again)
+    return run_command(get_parser(), reproduce, argv)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from experiments.results import FIGURE, HERE, PAGE, ROOT, load, markdown
 from experiments.score import bleu, read_lines, read_translations
 from fairseq_dpq.figures import style
 from fairseq_dpq.runs.folder import RunsError, working_in, write_whole
-from fairseq_dpq.runs.runner import Facts, Job, Runner, Step
+from fairseq_dpq.runs.runner import Facts, Job, Step, run_jobs
 from fairseq_dpq.sweeps.figures import mark_bytes
 
 DATA = HERE / f"{FIGURE}.json"
@@ -59,7 +59,7 @@ def _job(out: Path, setting: Setting, name: str, training: str, quantizing: str)
         steps.append(Step("store", words, cwd=out))
     else:
         words = [*commands.train(setting, Model(name, name)), *training.split()]
-        steps.append(Step("train", words, cwd=out, fresh=(out / name,), weight=10))
+        steps.append(Step("train", words, cwd=out, weight=10))
     if training:
         trained, stored = stored, f"{name}.pt"
         words = ["fairseq-dpq-compact", trained, stored, "--force"]
@@ -82,7 +82,7 @@ def measure(out: Path) -> None:
     with working_in(out):
         todo = [demo_jobs(out, setting)[0]]
         todo += [_job(out, setting, name, *flags) for name, _, _, *flags in rows()]
-        results = Runner(todo).run(threads=1)
+        results = run_jobs(todo, threads=1)
         found = []
         for name, family, label, *_ in rows():
             if "bleu" not in results.get(name, {}):

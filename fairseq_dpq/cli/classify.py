@@ -18,7 +18,6 @@ from fairseq_dpq.files.data import load_model
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.writer import check_target, write_whole
 
-_TASK = "text_classification"
 _CHUNK = 10_000  # lines in memory at a time
 _WORD = re.compile(r"\w+")
 
@@ -42,11 +41,8 @@ def get_parser() -> argparse.ArgumentParser:
     add("--output", metavar="FILE", help="write to FILE, which appears once it is complete")
     add("--force", action="store_true", help="replace the output if it exists")
     add("--scores", action="store_true", help="print all classes, the most probable one first")
-    add(
-        "--tokenized",
-        action="store_true",
-        help="words are already separated by spaces, as they are in the dictionary",
-    )
+    add("--tokenized", action="store_true",
+        help="words are already separated by spaces, as they are in the dictionary")  # fmt: skip
     add("--batch-size", type=int, default=256, metavar="N", help="(default: %(default)s)")
     add("--cpu", action="store_true", help="do not use a GPU")
     add("--json", action="store_true", help="print a JSON object per line")
@@ -54,30 +50,21 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
-class Classifier:
-    """A model with its dictionaries, from a checkpoint."""
-
-    def __init__(self, path: Path, data: str | None, cpu: bool) -> None:
-        changes = {} if data is None else {"data": data}
-        self.model, self.task = load_model(path, _TASK, changes, "")
-        self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
-        self.model.to(self.device).eval()
-        self.classes: list[str] = self.task.classes
-
-    @torch.inference_mode()
-    def probabilities(self, documents: Sequence[list[str]], batch_size: int) -> torch.Tensor:
-        """(documents, C), in the order of the documents."""
-        index = self.task.source_dictionary.index
-        tokens = [torch.tensor([index(w) for w in words], dtype=torch.long) for words in documents]
-        data = self.task.build_dataset_for_inference(tokens, [len(t) for t in tokens])
-        out = torch.empty(len(documents), len(self.classes))
-        order = data.ordered_indices()
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            batch = data.collater([data[i] for i in chosen])
-            logits, _ = self.model(batch["net_input"]["src_tokens"].to(self.device))
-            out[torch.as_tensor(chosen)] = logits.float().softmax(-1).cpu()
-        return out
+@torch.inference_mode()
+def _probabilities(
+    model: Any, task: Any, documents: Sequence[list[str]], args: argparse.Namespace
+) -> torch.Tensor:
+    """(documents, C), in the order of the documents."""
+    device = next(model.parameters()).device
+    index = task.source_dictionary.index
+    tokens = [torch.tensor([index(w) for w in words], dtype=torch.long) for words in documents]
+    data = task.build_dataset_for_inference(tokens, [len(t) for t in tokens])
+    out = torch.empty(len(documents), len(task.classes))
+    for chosen in torch.as_tensor(data.ordered_indices()).split(args.batch_size):
+        batch = data.collater([data[i] for i in chosen.tolist()])
+        logits, _ = model(batch["net_input"]["src_tokens"].to(device))
+        out[chosen] = logits.float().softmax(-1).cpu()
+    return out
 
 
 def _lines(stream: BinaryIO, name: str) -> Iterator[str]:
@@ -110,17 +97,19 @@ def classify(args: argparse.Namespace) -> None:
     if args.output:
         inputs = [Path(args.checkpoint), *([source] if source else [])]
         check_target(Path(args.output), inputs, args.force)
-    classifier = Classifier(Path(args.checkpoint), args.data, args.cpu)
+    changes = {} if args.data is None else {"data": args.data}
+    model, task = load_model(Path(args.checkpoint), "text_classification", changes, "")
+    model.to("cuda" if torch.cuda.is_available() and not args.cpu else "cpu").eval()
     split: Callable[[str], list[str]] = str.split if args.tokenized else split_words
 
     def write(out: BinaryIO) -> None:
-        with contextlib.ExitStack() as stack:
-            stream = stack.enter_context(source.open("rb")) if source else sys.stdin.buffer
+        opened: Any = source.open("rb") if source else contextlib.nullcontext(sys.stdin.buffer)
+        with opened as stream:
             lines = _lines(stream, args.text)
             for chunk in iter(lambda: list(islice(lines, _CHUNK)), []):
-                rows = classifier.probabilities([split(t) for t in chunk], args.batch_size)
+                rows = _probabilities(model, task, [split(t) for t in chunk], args)
                 for scores in rows.tolist():
-                    out.write((_format(classifier.classes, scores, args) + "\n").encode("utf-8"))
+                    out.write((_format(task.classes, scores, args) + "\n").encode("utf-8"))
 
     if args.output:
         write_whole(Path(args.output), write, None, args.force)

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fairseq_dpq.cli.common import tool
 from fairseq_dpq.files.data import load_model
 from fairseq_dpq.files.errors import CheckpointError
@@ -26,13 +28,11 @@ def get_parser() -> argparse.ArgumentParser:
     add("--data", required=True, help="folder of scripts/prepare.sh squad1 or squad2")
     add("--subset", default="valid", help="split (default: %(default)s)")
     add("--predictions", type=Path, metavar="FILE",
-        help="write the answers: JSON, from id to text, as SQuAD's own script reads it"
-        )  # fmt: skip
+        help="write the answers: JSON, from id to text, as SQuAD's own script reads it")  # fmt: skip
     add("--n-best", type=int, default=20, metavar="N",
         help="spans that are compared (default: %(default)s)")  # fmt: skip
     add("--n-best-file", type=Path, metavar="FILE",
-        help="write the best spans of each question, with probabilities and null odds"
-        )  # fmt: skip
+        help="write the best spans of each question, with probabilities and null odds")  # fmt: skip
     add("--force", action="store_true", help="replace files that exist")
     add("--max-answer-length", type=int, default=30, metavar="N",
         help="longest answer in pieces (default: %(default)s)")  # fmt: skip
@@ -52,56 +52,40 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise CheckpointError(f"--{name.replace('_', '-')} {value} is not positive")
-    checkpoint, examples = Path(args.checkpoint), Path(args.data) / f"{args.subset}.examples.jsonl"
-    if not checkpoint.is_file():
-        raise CheckpointError(
-            f"no file {checkpoint}; run: scripts/train.sh squad1 METHOD, or squad2"
-        )
+    examples = Path(args.data) / f"{args.subset}.examples.jsonl"
     if not examples.is_file():
         raise CheckpointError(f"no file {examples}; run: scripts/prepare.sh squad1, or squad2")
     targets = [path for path in (args.predictions, args.n_best_file) if path is not None]
     if len({path.absolute() for path in targets}) < len(targets):
         raise CheckpointError("--predictions and --n-best-file are the same file")
     for path in targets:
-        check_target(path, [checkpoint, examples], args.force)
+        check_target(path, [Path(args.checkpoint), examples], args.force)
 
 
 def answer(args: argparse.Namespace) -> None:
     """Do what the command line asks for."""
     _check(args)
-    import torch
-
-    from fairseq_dpq.fairseq_plugin import plugin
-
-    plugin.register()
-    from fairseq_dpq.fairseq_plugin.tasks.squad_answers import (
-        best_threshold,
-        predict,
-        probabilities,
-        score,
-    )
-
-    device = "cuda" if torch.cuda.is_available() and not args.cpu else "cpu"
-    changes = {"data": args.data}
-    if args.doc_stride is not None:
-        changes["doc_stride"] = args.doc_stride
+    changes = {"data": args.data, "doc_stride": args.doc_stride}
+    changes = {name: value for name, value in changes.items() if value is not None}
     fix = "; fine-tune it: scripts/train.sh squad1"
     model, task = load_model(Path(args.checkpoint), "squad", changes, fix)
+    from fairseq_dpq.fairseq_plugin.tasks import squad_answers as answers  # fairseq is there now
+
+    device = "cuda" if torch.cuda.is_available() and not args.cpu else "cpu"
     lengths = (args.n_best, args.max_answer_length, args.batch_size)
-    found = list(predict(model, task, args.subset, *lengths, device))
+    found = list(answers.predict(model, task, args.subset, *lengths, device))
     golds = {p.id: p.golds for p in found}
     unanswerable = any(not texts for texts in golds.values())
     texts = {p.id: p.text(args.null_threshold if unanswerable else None) for p in found}
-    facts: dict[str, Any] = {"questions": len(found), **score(texts, golds)}
+    facts: dict[str, Any] = {"questions": len(found), **answers.score(texts, golds)}
     if unanswerable:
-        spans = {p.id: p.text(None) for p in found}
-        odds = {p.id: p.odds for p in found}
-        facts["best_f1"], facts["best_threshold"] = best_threshold(spans, odds, golds)
+        facts["best_f1"], facts["best_threshold"] = answers.best_threshold(found)
     if args.predictions is not None:
         _write(args.predictions, texts, args.force)
     if args.n_best_file is not None:
-        best = {p.id: [[a.text, a.score] for a in probabilities(p.answers)] for p in found}
-        ranked = {p.id: {"null_odds": p.odds, "n_best": best[p.id]} for p in found}
+        ranked = {
+            p.id: {"null_odds": p.odds, "n_best": answers.probabilities(p.answers)} for p in found
+        }
         _write(args.n_best_file, ranked, args.force)
     if args.json:
         print(json.dumps(facts, indent=2))

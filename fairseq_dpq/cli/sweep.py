@@ -13,13 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Sequence
 
-from tqdm import tqdm
-
 from fairseq_dpq.config import flag
 from fairseq_dpq.figures.style import FiguresUnavailable
 from fairseq_dpq.runs.folder import RunsError, read_json, working_in, write_json, write_whole
 from fairseq_dpq.runs.logs import RunLog
-from fairseq_dpq.runs.runner import DONE, Facts, Job, Runner, run_command
+from fairseq_dpq.runs.runner import DONE, Facts, Job, run_command, run_jobs
 from fairseq_dpq.size_report import text_table
 from fairseq_dpq.sweeps import figures
 from fairseq_dpq.sweeps.grid import DPQ_METHODS, METHODS_WITH_CODES, Base, Grid, Point
@@ -33,7 +31,6 @@ from fairseq_dpq.sweeps.results import (
     with_full_sizes,
 )
 
-_SHARING = {"off": False, "on": True}
 _NOTE = "sweep.json"
 _USELESS = (
     "the full table's run failed before its first update, so that no other is started: fix the "
@@ -69,7 +66,7 @@ def get_parser() -> argparse.ArgumentParser:
         flag("share_subspaces"),
         dest="sharing",
         nargs="+",
-        choices=list(_SHARING),
+        choices=("off", "on"),
         help="default: off",
     )
     grid.add_argument("--no-full", action="store_true", help="without a run of the full table")
@@ -116,7 +113,7 @@ def _base_and_grid(args: argparse.Namespace, words: Sequence[str]) -> tuple[Base
                 "give another --out"
             )
         base = Base(first.words, first.recipe, base.launcher or first.launcher)
-    sharing = [_SHARING[name] for name in args.sharing or ()] or old.shared
+    sharing = [name == "on" for name in args.sharing or ()] or old.shared
     full = old.full and not args.no_full
     return base, Grid(args.K or old.K, args.D or old.D, args.methods or old.methods, sharing, full)
 
@@ -148,56 +145,46 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
         folder = args.out / "runs" / name
         jobs.append(Job(name, folder, [base.step(point, folder)], partial(finish, point)))
     if args.dry_run:
-        for job in Runner(jobs).waiting():
-            print(job.steps[0])
+        for job in jobs:
+            if job.done() is None:
+                print(job.steps[0])
         return 0
     threads = args.threads or max(1, (os.cpu_count() or 1) // args.workers)
+
+    def write(results: dict[str, Facts]) -> list[Result]:
+        """results.jsonl, a line for each run that has ended."""
+        ended = [(results[name], point) for name, point in points.items() if name in results]
+        rows = with_full_sizes(Result.from_facts({**facts, **asdict(p)}) for facts, p in ended)
+        write_whole(args.out / LINES, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
+        return rows
+
+    def go_on(results: dict[str, Facts]) -> str:
+        write(results)
+        full = results.get(Point().name, {"status": DONE})
+        useless = full["status"] != DONE and not RunLog(jobs[0].folder / "train.log").read().updates
+        return _USELESS if useless else ""
+
     with working_in(args.out):
         write_json(args.out / _NOTE, {"base": asdict(base), "grid": asdict(grid)})
-        runner = Runner(jobs, partial(_line, args.metric))
-
-        def go_on(result: Facts) -> str:
-            _write_lines(args.out, runner, points)
-            if result["name"] != Point().name or result["status"] == DONE:
-                return ""
-            return "" if RunLog(jobs[0].folder / "train.log").read().updates else _USELESS
-
-        runner.run(args.workers, threads, _gpus(args.workers), args.limit, go_on)
-        return _show(args, _write_lines(args.out, runner, points))
-
-
-def _write_lines(out: Path, runner: Runner, points: dict[str, Point]) -> list[Result]:
-    """results.jsonl, a line for each run that has ended."""
-    ended = [
-        (point, runner.results[name]) for name, point in points.items() if name in runner.results
-    ]
-    results = with_full_sizes(
-        Result.from_facts({**facts, **asdict(point)}) for point, facts in ended
-    )
-    write_whole(out / LINES, "".join(json.dumps(asdict(result)) + "\n" for result in results))
-    return results
+        more = {"line": partial(_line, args.metric), "go_on": go_on}
+        found = run_jobs(jobs, args.workers, threads, _gpus(args.workers), args.limit, **more)
+        return _show(args, write(found))
 
 
 def _line(metric: str | None, facts: Facts) -> str:
-    scores = facts["scores"]
-    name = metric or choose_metric([Result("", scores=scores)], None)
-    said = [f"{name} {scores[name]:g}" if name in scores else f"no valid_{name}"]
-    if facts.get("ratio") is not None:
-        said.append(f"ratio {facts['ratio']:.1f}")
-    if facts["seconds"] is not None:
-        said.append(tqdm.format_interval(facts["seconds"]))
-    return ", ".join(said)
+    name = metric or choose_metric([Result("", scores=facts["scores"])], None)
+    ratio = "" if facts.get("ratio") is None else f", ratio {facts['ratio']:.1f}"
+    return f"{name} {facts['scores'].get(name, 'unknown')}{ratio}"
 
 
 def _show(args: argparse.Namespace, results: list[Result]) -> int:
     """Table or JSON, and the figures; 1 if a run failed."""
     metric = choose_metric(results, args.metric)
     drawn: list[Path] = []
-    problem = ""
     try:
         drawn = figures.draw_all(results, metric, args.out / "figures")
     except FiguresUnavailable as error:
-        problem = str(error)
+        print(f"fairseq-dpq-sweep: no figures: {error}", file=sys.stderr)
     if args.json:
         facts: dict[str, Any] = {"metric": metric, "runs": [asdict(r) for r in results]}
         facts["front"] = [r.name for r in front(results, metric)]
@@ -207,8 +194,6 @@ def _show(args: argparse.Namespace, results: list[Result]) -> int:
         print(_text(results, metric))
         for path in drawn:
             print(path)
-    if problem:
-        print(f"fairseq-dpq-sweep: no figures: {problem}", file=sys.stderr)
     return 0 if all(result.done for result in results) else 1
 
 
@@ -228,12 +213,10 @@ def _text(results: list[Result], metric: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool; the exit code: 2 for bad input, 1 if a run failed."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    at = given.index("--") if "--" in given else len(given)
-    parser = get_parser()
-    args = parser.parse_args(given[:at])
-    again = f"{parser.prog} --out {shlex.quote(str(args.out))} --resume"
-    return run_command(parser.prog, lambda: sweep(args, given[at + 1 :]), again)
+    again = "fairseq-dpq-sweep --out {} --resume"
+    return run_command(
+        get_parser(), sweep, argv, lambda args: again.format(shlex.quote(str(args.out)))
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ dtype.
 # No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Type
+from functools import reduce
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -29,14 +30,10 @@ class DenseOptimizer(torch.optim.Optimizer):
     supports_memory_efficient_fp16 = True
     supports_flat_params = False
 
-    @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Optional[Callable[[], float]] = None
     ) -> Optional[float]:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else closure()
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -46,20 +43,21 @@ class DenseOptimizer(torch.optim.Optimizer):
                         f"{type(self).__name__} only takes dense gradients; build embeddings with "
                         "sparse=False"
                     )
-                self.update(p, p.grad, group)
+                with torch.no_grad():
+                    self.update(p, p.grad, group)
         return loss
 
     def update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
         """Move one parameter."""
         raise NotImplementedError
 
-    @staticmethod
-    def on_device(state: Dict[str, Any], name: str, p: Tensor) -> Tensor:
-        """A tensor of a parameter's state, where the parameter is."""
+    def kept(self, p: Tensor, name: str, shape: Optional[Sequence[int]] = None) -> Tensor:
+        """A tensor of a parameter's state; zeros at first, of the parameter's shape."""
+        tensor = self.state[p].get(name)
+        if tensor is None:
+            tensor = torch.zeros(p.shape if shape is None else shape)
         # fairseq's memory-efficient fp16 puts the checkpoint's own (CPU) tensors back on resume.
-        tensor = state[name]
-        if tensor.device != p.device or tensor.dtype != torch.float32:
-            tensor = state[name] = tensor.to(device=p.device, dtype=torch.float32)
+        self.state[p][name] = tensor = tensor.to(device=p.device, dtype=torch.float32)
         return tensor
 
 
@@ -73,15 +71,10 @@ class FairseqDense(FairseqOptimizer):
         super().__init__(cfg)
         self._optimizer = self.kind(params, **self.optimizer_config)
 
-    @property
-    def optimizer_config(self) -> Dict[str, Any]:
-        """Overrides the checkpoint's settings on resume; builds the optimiser of a shard."""
+    def config(self, **settings: Any) -> Dict[str, Any]:
+        """Settings beside the learning rate, which override a checkpoint's on resume."""
         lr = self.cfg.lr
-        return {"lr": float(lr if isinstance(lr, (int, float)) else lr[0]), **self.settings()}
-
-    def settings(self) -> Dict[str, Any]:
-        """Those of the optimiser, beside the learning rate."""
-        raise NotImplementedError
+        return {"lr": float(lr if isinstance(lr, (int, float)) else lr[0]), **settings}
 
 
 class SM3(DenseOptimizer):
@@ -96,8 +89,7 @@ class SM3(DenseOptimizer):
         mu_r = max of nu over slice r
 
     Vectors and scalars keep one accumulator per entry (plain Adagrad). Momentum costs one number
-    per parameter; `momentum=0` keeps no such buffer. All state is float32 for parameters of any
-    dtype.
+    per parameter; `momentum=0` keeps no such buffer.
     """
 
     def __init__(
@@ -107,12 +99,11 @@ class SM3(DenseOptimizer):
         momentum: float = 0.9,
         weight_decay: float = 0.0,
     ) -> None:
-        if lr < 0.0:
-            raise ValueError(f"lr {lr} is negative; SM3 needs lr >= 0")
-        if not 0.0 <= momentum < 1.0:
-            raise ValueError(f"momentum {momentum} is out of range; SM3 needs 0 <= momentum < 1")
-        if weight_decay < 0.0:
-            raise ValueError(f"weight_decay {weight_decay} is negative; SM3 needs >= 0")
+        if lr < 0.0 or weight_decay < 0.0 or not 0.0 <= momentum < 1.0:
+            raise ValueError(
+                f"lr {lr}, momentum {momentum}, weight_decay {weight_decay}: SM3 needs lr >= 0, "
+                "0 <= momentum < 1 and weight_decay >= 0"
+            )
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     def update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
@@ -121,12 +112,12 @@ class SM3(DenseOptimizer):
         if group["weight_decay"] != 0.0:
             grad = grad.add(weight, alpha=group["weight_decay"])
 
-        state = self.state[p]
-        accumulators = self._accumulators(p, state)
-        nu = accumulators[0]
-        for accumulator in accumulators[1:]:
-            nu = torch.minimum(nu, accumulator)  # broadcasts to p's shape
-        nu = torch.addcmul(nu, grad, grad)
+        # One for each axis of `p`, of p's length on that axis and 1 on the others.
+        accumulators = []
+        for axis in range(max(p.dim(), 1)):
+            size = [n if i == axis else 1 for i, n in enumerate(p.shape)]
+            accumulators.append(self.kept(p, f"accumulator_{axis}", size))
+        nu = torch.addcmul(reduce(torch.minimum, accumulators), grad, grad)  # broadcasts
         update = grad * (nu + _TINY).rsqrt()
 
         for axis, accumulator in enumerate(accumulators):
@@ -134,33 +125,18 @@ class SM3(DenseOptimizer):
             accumulator.copy_(nu.amax(dim=others, keepdim=True) if others else nu)
 
         if group["momentum"] > 0.0:
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(grad)
-            buffer = self.on_device(state, "momentum_buffer", p)
+            buffer = self.kept(p, "momentum_buffer")
             buffer.mul_(group["momentum"]).add_(update, alpha=1.0 - group["momentum"])
             update = buffer
         weight.add_(update, alpha=-group["lr"])
         if weight is not p:
             p.copy_(weight)
 
-    def _accumulators(self, p: Tensor, state: Dict[str, Any]) -> List[Tensor]:
-        """One accumulator per axis of `p`, of p's length on that axis and 1 on the others."""
-        shape = list(p.shape)
-        found = []
-        for axis in range(max(len(shape), 1)):
-            name = f"accumulator_{axis}"
-            if name not in state:
-                size = [n if i == axis else 1 for i, n in enumerate(shape)]
-                state[name] = torch.zeros(size, dtype=torch.float32, device=p.device)
-            found.append(self.on_device(state, name, p))
-        return found
-
 
 @dataclass
 class SM3Config(FairseqDataclass):
     momentum: float = field(
-        default=0.9,
-        metadata={"help": "momentum of SM3; 0 keeps no momentum buffer"},
+        default=0.9, metadata={"help": "momentum of SM3; 0 keeps no momentum buffer"}
     )
     weight_decay: float = field(
         default=0.0,
@@ -175,11 +151,9 @@ class FairseqSM3(FairseqDense):
 
     kind = SM3
 
-    def settings(self) -> Dict[str, Any]:
-        return {
-            "momentum": float(self.cfg.momentum),
-            "weight_decay": float(self.cfg.weight_decay),
-        }
+    @property
+    def optimizer_config(self) -> Dict[str, Any]:
+        return self.config(momentum=self.cfg.momentum, weight_decay=self.cfg.weight_decay)
 
 
 class LazyAdam(DenseOptimizer):
@@ -187,8 +161,7 @@ class LazyAdam(DenseOptimizer):
     its value and its moments.
 
     Plain Adam moves all rows of an embedding in each update, by their old momentum, which takes
-    most of the time when a batch uses few of many words. Gradients are dense. All state is float32
-    for parameters of any dtype.
+    most of the time when a batch uses few of many words.
     """
 
     def __init__(
@@ -198,30 +171,23 @@ class LazyAdam(DenseOptimizer):
         betas: Tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        if lr < 0.0:
-            raise ValueError(f"lr {lr} is negative; LazyAdam needs lr >= 0")
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"betas {betas} are out of range; LazyAdam needs 0 <= beta < 1")
+        if lr < 0.0 or not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"lr {lr}, betas {betas}: LazyAdam needs lr >= 0 and 0 <= beta < 1")
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps})
 
     def update(self, p: Tensor, grad: Tensor, group: Dict[str, Any]) -> None:
-        state = self.state[p]
-        if not state:
-            state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
-            state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
-        state["step"] += 1
-        mean, square = (self.on_device(state, name, p) for name in ("exp_avg", "exp_avg_sq"))
+        step = self.state[p]["step"] = self.state[p].get("step", 0) + 1
+        mean, square = (self.kept(p, name) for name in ("exp_avg", "exp_avg_sq"))
         beta1, beta2 = group["betas"]
-        scale = (1 - beta2 ** state["step"]) ** 0.5
-        rate = group["lr"] * scale / (1 - beta1 ** state["step"])
+        scale = (1 - beta2**step) ** 0.5
+        rate = group["lr"] * scale / (1 - beta1**step)
 
         rows = grad.float().norm(dim=1).nonzero().squeeze(1) if p.dim() == 2 else None
         if rows is not None and rows.numel() == p.shape[0]:
             rows = None
-        g = (grad if rows is None else grad.index_select(0, rows)).float()
-        m = mean if rows is None else mean.index_select(0, rows)
-        v = square if rows is None else square.index_select(0, rows)
+        used = (grad, mean, square)
+        g, m, v = used if rows is None else (t.index_select(0, rows) for t in used)
+        g = g.float()
         m.mul_(beta1).add_(g, alpha=1 - beta1)
         v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
         update = m / v.sqrt().add_(group["eps"] * scale) * -rate
@@ -248,12 +214,10 @@ class FairseqLazyAdam(FairseqDense):
 
     kind = LazyAdam
 
-    def settings(self) -> Dict[str, Any]:
-        betas = str(self.cfg.adam_betas).strip("()[] ").split(",")
-        return {
-            "betas": (float(betas[0]), float(betas[1])),
-            "eps": float(self.cfg.adam_eps),
-        }
+    @property
+    def optimizer_config(self) -> Dict[str, Any]:
+        first, second = str(self.cfg.adam_betas).strip("()[] ").split(",")
+        return self.config(betas=(float(first), float(second)), eps=self.cfg.adam_eps)
 
 
 @dataclass
@@ -276,15 +240,11 @@ class QuadraticWarmupSchedule(FairseqLRScheduler):
         super().__init__(cfg, optimizer)
         if len(cfg.lr) != 1:
             raise ValueError(f"--lr {list(cfg.lr)}: quadratic_warmup takes one learning rate")
-        if cfg.warmup_updates < 0:
-            raise ValueError(f"--warmup-updates {cfg.warmup_updates} is negative; 0 means none")
         self.step_update(0)
 
     def lr_at(self, update: int) -> float:
         """Learning rate of the update-th update, counted from 1."""
-        if update >= self.cfg.warmup_updates:
-            return float(self.cfg.lr[0])
-        return float(self.cfg.lr[0] * (update / self.cfg.warmup_updates) ** 2)
+        return float(self.cfg.lr[0] * min(1.0, update / max(self.cfg.warmup_updates, 1)) ** 2)
 
     def step_update(self, num_updates: int) -> Any:
         """fairseq passes the number of updates done; the rate set here is that of the next one."""

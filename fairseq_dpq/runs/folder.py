@@ -11,11 +11,13 @@ from typing import Any, Iterator
 
 from filelock import FileLock, Timeout
 
+from fairseq_dpq.files.errors import CheckpointError
+
 # fairseq lets every library log its details.
 logging.getLogger("filelock").setLevel(logging.WARNING)
 
 
-class RunsError(Exception):
+class RunsError(CheckpointError):
     """Bad input: one line that says what would be right."""
 
 
@@ -28,18 +30,15 @@ def locked(path: Path, busy: str) -> Iterator[None]:
     """
     missing = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, timeout=0)
     try:
-        try:
-            lock.acquire()
-        except Timeout:
-            raise RunsError(busy) from None
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                path.unlink()  # before it is free: whoever waits for this file tries again
-            lock.release()
+        with FileLock(path, timeout=0):
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    path.unlink()  # before it is free: whoever waits for this file tries again
+    except Timeout:
+        raise RunsError(busy) from None
     finally:
         for folder in missing:
             with contextlib.suppress(OSError):
@@ -48,17 +47,14 @@ def locked(path: Path, busy: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def working_in(out: Path) -> Iterator[None]:
-    """Make and lock the folder --out; RunsError if it cannot be used."""
-    busy = f"another run is working in {out}; wait for it, or give another --out"
+    """Make and lock the folder --out; RunsError if it is none."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with locked(out / ".lock", busy):
-            yield
-    except (OSError, ValueError) as error:
-        if isinstance(error, (FileExistsError, NotADirectoryError)):
-            raise RunsError(f"--out {out} is not a folder; give a folder") from error
-        reason = getattr(error, "strerror", None) or error
-        raise RunsError(f"--out {out}: cannot be written ({reason})") from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise RunsError(f"--out {out} is not a folder; give a folder") from error
+    busy = f"another run is working in {out}; wait for it, or give another --out"
+    with locked(out / ".lock", busy):
+        yield
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -71,8 +67,7 @@ def write_whole(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(part, path)
     finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
+        part.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,7 +2,7 @@
 
 guard.py FOLDER COMMAND...: stdin is a pipe that the runner holds open. When the runner ends in any
 way, SIGKILL included, the pipe closes, and the guard ends its whole process group. The file
-FOLDER/usage.json gets the command's exit code, CPU seconds and peak memory. It imports the standard
+FOLDER/usage.json gets the command's seconds, CPU seconds and peak memory. It imports the standard
 library only, because it starts for every command.
 """
 
@@ -51,23 +51,19 @@ def main() -> int:
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", flush=True)
         return 127
-    while True:
+    while child.poll() is None:
         # Nothing is ever written: readable means closed.
         if select.select([sys.stdin], [], [], 0.1)[0]:
             end_group(child)
-        if child.poll() is not None:
-            break
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     facts = {
-        "code": child.returncode,
         "seconds": time.monotonic() - started,
         "cpu_seconds": used.ru_utime + used.ru_stime,
         # kilobytes on Linux, bytes on macOS
         "peak_bytes": used.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
-    with open(usage + ".part", "w") as file:
+    with open(usage, "w") as file:
         json.dump(facts, file)
-    os.replace(usage + ".part", usage)
     code = child.returncode
     return code if code >= 0 else 128 - code
 

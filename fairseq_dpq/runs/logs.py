@@ -8,7 +8,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, Iterator, List, Tuple
 
 from fairseq_dpq.files.errors import CheckpointError
 
@@ -71,6 +71,7 @@ class RunLog:
     loss: float | None = None  # the last one of the training
     gpu_gb_free: float | None = None
     valid: dict[int, dict[str, float]] = field(default_factory=dict)  # by number of updates
+    last_line: str = ""  # that says something: of a failed run, its error
     _offset: int = 0
 
     def read(self) -> RunLog:
@@ -85,13 +86,16 @@ class RunLog:
         self._offset += whole
         for line in text[:whole].decode("utf-8", "replace").splitlines():
             self._take(line)
+        self.last_line = text[whole:].decode("utf-8", "replace").strip() or self.last_line
         return self
 
     def _take(self, line: str) -> None:
         if line.startswith(ATTEMPT):
             self.attempts += 1
-            self.finished = False
-        elif "| done training in" in line:
+            self.finished, self.last_line = False, ""
+            return
+        self.last_line = line.strip() or self.last_line
+        if "| done training in" in line:
             self.finished = True
         elif not self.max_update and not self.max_epoch and "'max_update': " in line:
             lengths = dict(_LENGTH.findall(line))
@@ -112,12 +116,9 @@ class RunLog:
 
     def progress(self) -> float:
         """The share of the training that is done, from 0 to 1."""
-        shares = [1.0 if self.finished else 0.0]
-        if self.max_update:
-            shares.append(self.updates / self.max_update)
-        if self.max_epoch:
-            shares.append(self.epochs / self.max_epoch)
-        return min(max(shares), 1.0)
+        updates = self.updates / self.max_update if self.max_update else 0.0
+        epochs = self.epochs / self.max_epoch if self.max_epoch else 0.0
+        return 1.0 if self.finished else min(max(updates, epochs), 1.0)
 
     def best(self, after: int = 0) -> dict[str, float]:
         """The best value of each metric, of the validations after so many updates."""
@@ -128,55 +129,39 @@ class RunLog:
                 out[name] = pick(value, out.get(name, value))
         return out
 
-    def last_line(self) -> str:
-        """The last line that says something: of a failed run, its error."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(max(0, self.path.stat().st_size - 20000))
-                lines = file.read().decode("utf-8", "replace").splitlines()
-        except OSError:
-            return ""
-        said = [line.strip() for line in lines if not line.startswith(ATTEMPT)]
-        return next((line for line in reversed(said) if line), "")
-
 
 def read_curves(path: Path) -> Curves:
     """The curves of a log file or of a TensorBoard folder."""
+    curves: dict[str, dict[int, float]] = {}
     try:
-        curves = _tensorboard(path) if path.is_dir() else _log(path)
+        for section, name, update, value in (_tensorboard if path.is_dir() else _log)(path):
+            side = "train" if section.startswith("train") else "valid"
+            # A resumed training repeats some updates: the last of each counts.
+            curves.setdefault(f"{side} {name}", {})[update] = value
     except OSError as error:
         raise CheckpointError(f"cannot read --log {path}: {error.strerror or error}") from error
     if not curves:
         kind = "TensorBoard file" if path.is_dir() else "line of fairseq's training log"
         raise CheckpointError(f"--log {path} has no {kind} with loss or perplexity")
-    # A resumed training repeats some updates: the last of each counts.
-    return {name: sorted(dict(points).items()) for name, points in sorted(curves.items())}
+    return {name: sorted(points.items()) for name, points in sorted(curves.items())}
 
 
-def _side(section: str) -> str:
-    return "train" if section.startswith("train") else "valid"
-
-
-def _log(path: Path) -> Curves:
-    curves: Curves = {}
+def _log(path: Path) -> Iterator[tuple[str, str, int, float]]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for section, numbers in map(numbers_of, file):
             for name in METRICS if "num_updates" in numbers else ():
                 # The epoch's mean is not a point of the curve that each interval's line draws.
                 if name in numbers and not (section == "train" and name in ("loss", "ppl")):
-                    point = int(numbers["num_updates"]), numbers[name]
-                    curves.setdefault(f"{_side(section)} {name}", []).append(point)
-    return curves
+                    yield section, name, int(numbers["num_updates"]), numbers[name]
 
 
-def _tensorboard(folder: Path) -> Curves:
+def _tensorboard(folder: Path) -> Iterator[tuple[str, str, int, float]]:
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
         raise CheckpointError(
             f"--log {folder}: TensorBoard files need its own reader: pip install tensorboard"
         ) from error
-    curves: Curves = {}
     for part in sorted({path.parent for path in folder.rglob("events.out.tfevents.*")}):
         split = part.name if part != folder else "train_inner"
         if split == "train" and (part.parent / "train_inner").is_dir():
@@ -184,6 +169,6 @@ def _tensorboard(folder: Path) -> Curves:
         events = EventAccumulator(str(part), size_guidance={"scalars": 0})
         events.Reload()
         for tag in set(events.Tags()["scalars"]) & set(METRICS):
-            points = [(e.step, e.value) for e in events.Scalars(tag) if math.isfinite(e.value)]
-            curves.setdefault(f"{_side(split)} {tag}", []).extend(points)
-    return curves
+            for event in events.Scalars(tag):
+                if math.isfinite(event.value):
+                    yield split, tag, event.step, event.value

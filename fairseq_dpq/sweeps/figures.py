@@ -12,7 +12,7 @@ import numpy
 
 from fairseq_dpq.figures import style
 from fairseq_dpq.runs.logs import lower_is_better
-from fairseq_dpq.sweeps.results import Result, front
+from fairseq_dpq.sweeps.results import Result, compared, front
 
 _CELL, _EDGE = 0.62, 1.0  # inches of a cell, and of labels around a panel
 _APART = 0.11  # labels of the front are at least this share of the axis apart
@@ -36,16 +36,13 @@ def matrix(
     shared: bool,
     value: Callable[[Result], float | None],
 ) -> numpy.ndarray:
-    """A value of each run, rows by K, columns by D; NaN where there is no result. Without a method
-    the first run at each place counts, whatever its method."""
+    """A value of each run, rows by K, columns by D; NaN where there is no result."""
     Ks, Ds = axes_of(results)
     out = numpy.full((len(Ks), len(Ds)), math.nan)
     for r in results:
-        mine = r.method == method if method else r.method
-        if mine and r.shared == shared and r.done:
-            place, found = (Ks.index(r.K), Ds.index(r.D)), value(r)
-            if found is not None and math.isnan(out[place]):
-                out[place] = found
+        if r.done and (r.method, r.shared) == (method, shared):
+            found = value(r)
+            out[Ks.index(r.K), Ds.index(r.D)] = math.nan if found is None else found
     return out
 
 
@@ -81,14 +78,14 @@ def short(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
-class Panel(NamedTuple):
-    """One heat-map."""
+class Measure(NamedTuple):
+    """What a row of heat-maps shows of the runs."""
 
-    title: str
-    values: numpy.ndarray
+    name: str
+    value: Callable[[Result], float | None]
     text: Callable[[float], str] = short
     low: bool = False  # whether low values are the better ones, at the bright end of the scale
-    log: bool = False  # whether colours are by the logarithm
+    log: bool = True  # whether colours are by the logarithm of values that are far apart
 
 
 def draw_all(results: Sequence[Result], metric: str, out: Path) -> list[Path]:
@@ -101,20 +98,20 @@ def draw_all(results: Sequence[Result], metric: str, out: Path) -> list[Path]:
     ]
 
 
-def _draw(results: Sequence[Result], stem: Path, panels: list[list[Panel]]) -> list[Path]:
-    """Heat-maps in rows."""
+def _draw(results: Sequence[Result], stem: Path, rows: Sequence[Measure]) -> list[Path]:
+    """Heat-maps: a row for each measure, a column for each method and sharing."""
     Ks, Ds = axes_of(results)
-    if all(numpy.isnan(panel.values).all() for row in panels for panel in row):
+    columns = variants(results)
+    tables = [[matrix(results, *column, row.value) for column in columns] for row in rows]
+    if numpy.isnan(tables).all():
         return []
-    columns = max(map(len, panels))
-    size = columns * (_CELL * len(Ds) + _EDGE), len(panels) * (_CELL * 0.8 * len(Ks) + _EDGE)
-    with style.figure((max(size[0], 3.6), size[1])) as figure:
-        grid = figure.subplots(len(panels), columns, squeeze=False)
-        for places, row in zip(grid, panels):
-            for axes in places[len(row) :]:
-                axes.set_visible(False)
-            for axes, panel in zip(places, row):
-                _heat_map(axes, panel)
+    width, height = _CELL * len(Ds) + _EDGE, _CELL * 0.8 * len(Ks) + _EDGE
+    with style.figure((max(width * len(columns), 3.6), height * len(rows))) as figure:
+        grid = figure.subplots(len(rows), len(columns), squeeze=False)
+        for places, row, line in zip(grid, rows, tables):
+            for axes, variant, values in zip(places, columns, line):
+                _heat_map(axes, row, values)
+                axes.set_title(f"{title(*variant)}: {row.name}")
                 axes.set_xticks(range(len(Ds)), Ds)
                 axes.set_yticks(range(len(Ks)), Ks)
                 axes.set_xlabel("D, groups")
@@ -122,31 +119,22 @@ def _draw(results: Sequence[Result], stem: Path, panels: list[list[Panel]]) -> l
         return style.save(figure, stem)
 
 
-def _heat_map(axes: Any, panel: Panel) -> None:
-    shown = numpy.log(panel.values) if panel.log else panel.values
-    texts = [["" if math.isnan(x) else panel.text(x) for x in line] for line in panel.values]
-    known = shown[~numpy.isnan(shown)]
-    limits = {"vmin": known.min(), "vmax": known.max()} if known.size else {}
-    style.heat_map(axes, shown, texts, cmap=style.HEAT + ("_r" if panel.low else ""), **limits)
-    axes.set_title(panel.title)
+def _heat_map(axes: Any, row: Measure, values: numpy.ndarray) -> None:
+    texts = [["" if math.isnan(x) else row.text(x) for x in line] for line in values]
+    far = row.log and _far_apart(values[~numpy.isnan(values)].tolist())
+    colours = style.HEAT + ("_r" if row.low else "")
+    style.heat_map(axes, numpy.log(values) if far else values, texts, cmap=colours)
+
+
+def _far_apart(values: Sequence[float]) -> bool:
+    return bool(values) and max(values) > 4 * min(values) > 0
 
 
 def heat_maps(results: Sequence[Result], metric: str, stem: Path) -> list[Path]:
-    """Score and ratio over K and D; brighter is better. Scores are coloured by their logarithm
-    where they are far apart."""
+    """Score and ratio over K and D; brighter is better."""
     low = lower_is_better(metric)
-    scores = [r.scores[metric] for r in results if r.done and r.scores.get(metric, 0) > 0]
-    far = bool(scores) and max(scores) > 4 * min(scores) and len(scores) == len(results)
-    panels: dict[bool, list[Panel]] = {}
-    for method, shared in sorted(variants(results), key=lambda variant: variant[1]):
-        values = matrix(results, method, shared, lambda r: r.scores.get(metric))
-        name = f"{title(method, shared)}: {words(metric)}"
-        panels.setdefault(shared, []).append(Panel(name, values, low=low, log=far))
-    for shared, row in panels.items():
-        ratios = matrix(results, None, shared, lambda r: r.ratio)
-        name = "compression ratio" + (", shared subspaces" if shared else "")
-        row.append(Panel(name, ratios, log=True))
-    return _draw(results, stem, list(panels.values()))
+    score = Measure(words(metric), lambda r: r.scores.get(metric), low=low)
+    return _draw(results, stem, [score, Measure("compression ratio", lambda r: r.ratio)])
 
 
 def cost(results: Sequence[Result], stem: Path) -> list[Path]:
@@ -154,23 +142,19 @@ def cost(results: Sequence[Result], stem: Path) -> list[Path]:
     full = next((r for r in results if r.method is None and r.done), None)
     if full is None:
         return []
-    panels = []
-    for what, extra in (("extra time, %", extra_time), ("extra memory, MB", extra_memory)):
-        row = []
-        for variant in variants(results):
-            values = matrix(results, *variant, partial(extra, full=full))
-            name = f"{title(*variant)}: {what}"
-            row.append(Panel(name, values, lambda x: f"{x:+.0f}", low=True))
-        panels.append(row)
-    return _draw(results, stem, panels)
+    extras = {"extra time, %": extra_time, "extra memory, MB": extra_memory}
+    rows = [
+        Measure(name, partial(extra, full=full), "{:+.0f}".format, low=True, log=False)
+        for name, extra in extras.items()
+    ]
+    return _draw(results, stem, rows)
 
 
 def score_against_bytes(results: Sequence[Result], metric: str, stem: Path) -> list[Path]:
     """Every run by bytes and score, the front as a line, the full table as a dashed line."""
-    able = [r for r in results if r.done and r.bytes and r.method and metric in r.scores]
+    able, best = compared(results, metric), front(results, metric)
     if not able:
         return []
-    best = front(results, metric)
     low = lower_is_better(metric)
     with style.figure(style.WIDE) as figure:
         axes = figure.subplots()
@@ -185,17 +169,12 @@ def score_against_bytes(results: Sequence[Result], metric: str, stem: Path) -> l
             plot(mine, marker, color=colour, label=title(*variant))
         plot(best, "-", color=style.LIGHT.muted, linewidth=1, zorder=1, label="front")
         axes.set_xscale("log")
-        axes.set_xlim(0.8 * min(r.bytes or 0 for r in able), 1.25 * max(r.bytes or 0 for r in able))
-        for r, near_the_end in _labelled(best, axes.get_xlim()):
-            axes.annotate(
-                f"K={r.K} D={r.D}",
-                (r.bytes, r.scores[metric]),
-                (0, -12 if low else 7),
-                textcoords="offset points",
-                ha="right" if near_the_end else "center",
-                fontsize=7,
-                color=style.LIGHT.ink,
-            )
+        least, most = (pick(r.bytes or 0 for r in able) for pick in (min, max))
+        axes.set_xlim(0.8 * least, 1.4 * most)
+        for r in _labelled(best, (1.75 * most / least) ** _APART):
+            at, label = (r.bytes, r.scores[metric]), f"K={r.K} D={r.D}"
+            offset: Any = {"xytext": (0, -12 if low else 7), "textcoords": "offset points"}
+            axes.annotate(label, at, **offset, ha="center", fontsize=7, color=style.LIGHT.ink)
         scores = [r.scores[metric] for r in able]
         full = next((r for r in results if r.method is None and metric in r.scores), None)
         if full is not None:
@@ -203,7 +182,7 @@ def score_against_bytes(results: Sequence[Result], metric: str, stem: Path) -> l
             known = "" if full.bytes is None else f", {full.bytes:,} bytes"
             look: Any = {"color": style.LIGHT.ink, "linestyle": "--", "linewidth": 1}
             axes.axhline(full.scores[metric], label=f"full table{known}", **look)
-        if min(scores) > 0 and max(scores) > 4 * min(scores):
+        if _far_apart(scores):
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(style.plain_number)
             axes.yaxis.set_minor_formatter(style.plain_number)
@@ -224,15 +203,11 @@ def mark_bytes(axes: Any) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _labelled(best: list[Result], limits: tuple[float, float]) -> list[tuple[Result, bool]]:
-    """Runs of the front whose labels do not touch, from the largest down, each with whether it is
-    at the right end."""
-    first, last = map(math.log, limits)
-    out: list[tuple[Result, bool]] = []
-    previous = math.inf
+def _labelled(best: list[Result], factor: float) -> list[Result]:
+    """Runs of the front whose labels do not touch, from the largest down: those whose sizes differ
+    by this factor."""
+    out: list[Result] = []
     for result in reversed(best):
-        place = (math.log(result.bytes or 1) - first) / (last - first)
-        if previous - place >= _APART:
-            out.append((result, place > 1 - _APART / 2))
-            previous = place
+        if not out or (out[-1].bytes or 0) >= factor * (result.bytes or 0):
+            out.append(result)
     return out

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Sequence
 
 import fairseq_dpq
-from fairseq_dpq.config import DPQConfigError, flag, option_type
+from fairseq_dpq.config import flag, option_type
 from fairseq_dpq.fairseq_plugin.options import flag_fields
 from fairseq_dpq.methods import METHODS
 from fairseq_dpq.methods.keyed import KeyedMethod
@@ -27,9 +27,10 @@ CHECKPOINTS = "checkpoints"
 _PACKAGE = Path(fairseq_dpq.__file__).resolve().parent
 _RECIPES = _PACKAGE.parent / "recipes"
 _TRAIN = _PACKAGE.parent / "scripts" / "train.sh"
-# Flags that the sweep sets, and those that would keep it from reading results or going on.
-_OWN = {"--save-dir": True, "--log-format": True, "--log-file": True}
-_LOST = {"--no-save": False, "--no-last-checkpoints": False}
+# Flags that the sweep sets, or that would keep it from reading results or going on; whether each
+# takes a value.
+_DROPPED = {"--save-dir": True, "--log-format": True, "--log-file": True}
+_DROPPED.update({"--no-save": False, "--no-last-checkpoints": False})
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,11 @@ class Base:
     def check(self, point: Point, folder: Path) -> None:
         """Refuse what cannot be trained: parse the command of a point as fairseq-train would."""
         if self.recipe is not None:
-            if not _TRAIN.is_file():
-                raise RunsError(
-                    f"--recipe {self.recipe}: recipes are in the checkout of fairseq-dpq, not in "
-                    "the installed package; give the fairseq-train command after --"
-                )
+            # An installed package has none.
             names = sorted(path.stem for path in _RECIPES.glob("*.conf"))
             if self.recipe not in names:
-                raise RunsError(f"--recipe {self.recipe}: choose one of {', '.join(names)}")
+                known = ", ".join(names) or "those of a checkout, or give the command after --"
+                raise RunsError(f"--recipe {self.recipe}: choose one of {known}")
         elif not self.words:
             raise RunsError("give --recipe NAME, or a command: -- fairseq-train DATA --arch ...")
         elif any("hydra-train" in word for word in self.words[:4]):
@@ -119,10 +117,7 @@ class Base:
         if Path(words[0]).name == "fairseq-train":
             from fairseq_dpq.fairseq_plugin.building import parse_command
 
-            try:
-                parse_command(words[1:])
-            except DPQConfigError as error:
-                raise RunsError(str(error)) from error
+            parse_command(words[1:])
 
     def step(self, point: Point, folder: Path) -> Step:
         """The training of one point, whose files go to `folder`."""
@@ -130,7 +125,7 @@ class Base:
         own = [*point.flags(), *own, "--no-epoch-checkpoints"]
         # Of the user's flags of DPQ, those of the grid go; for the full table, all.
         grid = None if point.method is None else ("K", "D", "method", "share_subspaces")
-        given = without(self.words, {**_OWN, **_LOST, **dpq_flags(grid)})
+        given = without(self.words, {**_DROPPED, **dpq_flags(grid)})
         if self.recipe is not None:
             words = ["sh", str(_TRAIN), self.recipe, point.method or "full", *given, *own]
             # The recipe's own sharing is turned off: each point has its own.

@@ -56,19 +56,18 @@ class Result:
     @classmethod
     def from_facts(cls, raw: Any) -> Result:
         """Read a line or a result.json; entries of a newer version are left out."""
-        own = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
+        result = cls(**{f.name: raw[f.name] for f in fields(cls) if f.name in raw})
         for f in fields(cls):
-            kinds: Any = _KINDS[str(f.type).split("[")[0].split(" ")[0]]
-            missing = own.get(f.name) is None and (f.name not in own or "None" in str(f.type))
-            if not missing and not isinstance(own[f.name], kinds):
-                raise ValueError(f"{f.name} is {own[f.name]!r}")
-        result = cls(**own)
+            kind, *more = str(f.type).replace("[", " ").split()
+            value = getattr(result, f.name)
+            if not isinstance(value, _KINDS[kind]) and not (value is None and "None" in more):
+                raise ValueError(f"{f.name} is {value!r}")
         if not all(isinstance(score, (int, float)) for score in result.scores.values()):
             raise ValueError(f"scores are {result.scores!r}")
         return result
 
 
-_KINDS = {"str": str, "int": int, "bool": bool, "float": (int, float), "dict": dict}
+_KINDS: dict[str, Any] = {"str": str, "int": int, "bool": bool, "float": (int, float), "dict": dict}
 
 
 def finish(point: Point, job: Job, steps: list[Facts]) -> Facts:
@@ -77,16 +76,14 @@ def finish(point: Point, job: Job, steps: list[Facts]) -> Facts:
     if not log.valid:
         raise RunsError("it ended without a validation")
     sizes, warmup = measure(job.folder / CHECKPOINTS)
-    usage = {key: steps[0][key] for key in ("seconds", "cpu_seconds", "peak_bytes", "attempts")}
     return {
         **asdict(point),
-        **usage,
+        **steps[0],  # command, attempts, time and memory
         **sizes,
         # During the warm-up a validation is one of a full table.
         "scores": log.best(after=warmup),
         "updates": log.updates,
         "gpu_gb_free": log.gpu_gb_free,
-        "command": steps[0]["command"],
     }
 
 
@@ -144,9 +141,14 @@ def choose_metric(results: Sequence[Result], wanted: str | None) -> str:
     return wanted
 
 
+def compared(results: Sequence[Result], metric: str) -> list[Result]:
+    """The runs with codes whose bytes and score are known."""
+    return [r for r in results if r.done and r.bytes and r.method and metric in r.scores]
+
+
 def front(results: Sequence[Result], metric: str) -> list[Result]:
     """The runs that no other one beats in both bytes and score, from small to large."""
-    able = [r for r in results if r.done and r.bytes and r.method and metric in r.scores]
+    able = compared(results, metric)
     sign = 1 if lower_is_better(metric) else -1
     out: list[Result] = []
     for result in sorted(able, key=lambda r: (r.bytes or 0, sign * r.scores[metric])):

@@ -15,7 +15,7 @@ import pytest
 
 from fairseq_dpq.runs import runner as module
 from fairseq_dpq.runs.folder import RunsError, locked, read_json, working_in, write_whole
-from fairseq_dpq.runs.runner import Job, Runner, Step
+from fairseq_dpq.runs.runner import Job, Step, run_jobs
 
 TOY = [sys.executable, str(Path(__file__).parent.parent / "helpers" / "toy_training.py")]
 
@@ -42,11 +42,11 @@ def test_steps_run_in_order_and_their_json_is_kept(tmp_path: Path) -> None:
     one = job(
         tmp_path, step("a", trace(tmp_path, "a")), step("b", printed, json=True), finish=finish
     )
-    result = Runner([one]).run()["one"]
+    result = run_jobs([one])["one"]
     assert (result["status"], result["score"]) == ("done", 4)
     assert one.done() == result == read_json(tmp_path / "one" / "result.json")
     assert (tmp_path / "one" / "b.log").read_text() == "note"
-    Runner([one]).run()
+    run_jobs([one])
     assert (tmp_path / "trace").read_text() == "a"  # not again
 
 
@@ -55,33 +55,22 @@ def test_a_failed_job_goes_on_with_the_command_that_failed(tmp_path: Path, capsy
     code = f"import os, sys; print('last words'); os.path.exists({str(mark)!r}) or sys.exit(3)"
     one = job(tmp_path, step("a", trace(tmp_path, "a")), step("b", code))
     after = job(tmp_path, step("c", trace(tmp_path, "c")), name="two", after=("one",))
-    results = Runner([after, one]).run(workers=2)
+    results = run_jobs([after, one], workers=2)
     assert results["one"]["error"] == "b: exit code 3: last words" and "two" not in results
     assert f"one: FAILED, b: exit code 3: last words (logs: {tmp_path / 'one'})" in (
         capsys.readouterr().err
     )
     mark.touch()
-    assert {r["status"] for r in Runner([after, one]).run(workers=2).values()} == {"done"}
+    assert {r["status"] for r in run_jobs([after, one], workers=2).values()} == {"done"}
     assert (tmp_path / "trace").read_text() == "ac"
-
-
-def test_another_command_is_run_and_leftovers_are_removed(tmp_path: Path) -> None:
-    left = tmp_path / "left"
-    left.mkdir()
-    one = job(tmp_path, step("a", trace(tmp_path, "a"), fresh=(left,)))
-    Runner([one]).run()
-    assert not left.exists()
-    (tmp_path / "one" / "result.json").unlink()
-    Runner([job(tmp_path, step("a", trace(tmp_path, "b")))]).run()
-    assert (tmp_path / "trace").read_text() == "ab"
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[]", b'{"status": "done"}'])
 def test_a_damaged_result_counts_as_not_done(tmp_path: Path, text: bytes) -> None:
     one = job(tmp_path, step("a", trace(tmp_path, "a"), resumes=True))
-    Runner([one]).run()
+    run_jobs([one])
     (tmp_path / "one" / "result.json").write_bytes(text)
-    assert Runner([one]).run()["one"]["steps"][0]["attempts"] == 2
+    assert run_jobs([one])["one"]["steps"][0]["attempts"] == 2
     assert (tmp_path / "trace").read_text() == "aa"
 
 
@@ -89,31 +78,28 @@ def test_finish_may_refuse(tmp_path: Path) -> None:
     def finish(job: Job, steps: list[dict]) -> dict:
         raise RunsError("no score")
 
-    result = Runner([job(tmp_path, step("a", "pass"), finish=finish)]).run()["one"]
+    result = run_jobs([job(tmp_path, step("a", "pass"), finish=finish)])["one"]
     assert (result["status"], result["error"]) == ("failed", "no score")
 
 
-def test_progress_is_that_of_the_log_and_of_what_is_done(
-    tmp_path: Path, capsys, monkeypatch
-) -> None:
+def test_progress_is_that_of_the_log_and_of_what_is_done(tmp_path: Path, capsys) -> None:
     """One of two jobs is done, the other at update 5 of 10."""
-    monkeypatch.setattr(module, "_LOOK", 0)
     first = job(tmp_path, step("a", "pass"))
-    Runner([first]).run()
+    run_jobs([first])
     log = '| x | {\'max_update\': 10}\n| train_inner | {"num_updates": "5", "loss": "2"}'
     second = job(
         tmp_path, step("b", f"import time; print({log!r}, flush=True); time.sleep(1)"), name="two"
     )
-    Runner([first, second], every=0.1).run()
+    run_jobs([first, second], every=0.1)
     lines = [line for line in capsys.readouterr().err.splitlines() if "loss 2" in line]
-    assert lines[-1].startswith("2 runs:  75%") and "; two:  50%" in lines[-1]
+    assert lines[-1].startswith("2 runs:  75%") and "two 50%, loss 2" in lines[-1]
     assert "so far, about " in lines[-1]
 
 
 def test_cpu_time_is_that_of_the_command(tmp_path: Path) -> None:
     busy = "import time\nwhile time.process_time() < 0.5: pass"
     jobs = [job(tmp_path, step("a", busy)), job(tmp_path, step("a", "pass"), name="two")]
-    found = Runner(jobs).run()
+    found = run_jobs(jobs)
     assert 0.5 <= found["one"]["steps"][0]["cpu_seconds"] < 1.0
     assert found["two"]["steps"][0]["cpu_seconds"] < 0.4
     assert found["one"]["steps"][0]["peak_bytes"] > 10**6
@@ -126,7 +112,7 @@ def test_a_guard_that_still_ends_a_command_is_waited_for(tmp_path: Path) -> None
     fcntl.flock(handle, fcntl.LOCK_EX)
     guard = subprocess.Popen(["sleep", "1.5"], pass_fds=[handle])
     os.close(handle)
-    Runner([job(tmp_path, step("a", "pass"))]).run()
+    run_jobs([job(tmp_path, step("a", "pass"))])
     assert guard.poll() is not None
 
 

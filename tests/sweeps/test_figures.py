@@ -13,6 +13,8 @@ from fairseq_dpq.sweeps.results import Result
 
 pytest.importorskip("matplotlib")
 
+_BOTH = ("SX", "VQ")
+
 
 def _planted() -> list[Result]:
     """Perplexity 10 K + D with sx, one more with vq; time and memory grow with K D."""
@@ -51,8 +53,7 @@ def test_matrix_by_hand() -> None:
     scores = figures.matrix(runs, "sx", False, lambda r: r.scores["ppl"])
     assert scores.tolist() == [[24, 36, 52], [84, 96, 112]]
     assert math.isnan(figures.matrix(runs, "vq", False, lambda r: r.scores["ppl"])[1][2])
-    # of any method: sx has what vq lacks
-    assert figures.matrix(runs, None, False, lambda r: r.ratio)[1].tolist() == [50, 12.5, 6.25]
+    assert figures.matrix(runs, "sx", False, lambda r: r.ratio)[1].tolist() == [50, 12.5, 6.25]
     runs[1].status = "failed"
     assert math.isnan(figures.matrix(runs, "sx", False, lambda r: r.scores["ppl"])[0][0])
 
@@ -76,9 +77,11 @@ def test_cells_and_lines_of_the_figures(tmp_path: Path) -> None:
     ]
     assert all(path.stat().st_size < 100_000 for path in files)
     cells = _texts(files[0])
-    titles = ["DPQ-SX: valid perplexity", "DPQ-VQ: valid perplexity", "compression ratio"]
-    assert [text for text in cells if len(text) > 15 and "K," not in text] == titles
-    # 6 scores with sx, 5 with vq, 6 ratios
+    shown = [
+        f"DPQ-{m}: {what}" for what in ("valid perplexity", "compression ratio") for m in _BOTH
+    ]
+    assert [text for text in cells if len(text) > 15 and "K," not in text] == shown
+    # 6 scores with sx, 5 with vq, and their ratios
     for text in ("24", "112", "25", "97", "200", "6.25"):
         assert text in cells
     assert "113" not in cells

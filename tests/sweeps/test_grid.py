@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.sweeps.grid import Base, Grid, Point, without
 
@@ -124,7 +125,7 @@ def test_commands_that_cannot_be_swept(tmp_path: Path) -> None:
         ),
         (Base(("--arch", "x"), recipe="ptb_small"), "invalid choice: 'x'"),
     ):
-        with pytest.raises(RunsError, match=message):
+        with pytest.raises((RunsError, DPQConfigError), match=message):
             base.check(FULL, tmp_path)
 
 

@@ -61,7 +61,7 @@ def test_log_grows_and_is_resumed(tmp_path: Path) -> None:
         file.write("x | INFO | fairseq_cli.train | done training in 9.0 seconds\n")
     log.read()
     assert log.finished and log.progress() == 1.0
-    assert log.last_line() == "x | INFO | fairseq_cli.train | done training in 9.0 seconds"
+    assert log.last_line == "x | INFO | fairseq_cli.train | done training in 9.0 seconds"
 
 
 def _run(name: str, size: int, ppl: float, **more: object) -> Result:

@@ -6,7 +6,7 @@ Carries its hidden state from one segment of the corpus to the next: see tasks/t
 import logging
 from argparse import Namespace
 from dataclasses import dataclass, field
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 from fairseq.data import Dictionary
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
-State = Tuple[Tensor, Tensor]  # hidden and cell, each (layers, lanes, hidden)
+IncrementalState = Dict[str, Dict[str, Optional[Tensor]]]
 _RETRIES = 16  # segments that can be repeated: the --update-freq of an update that overflows
 
 
@@ -41,15 +41,6 @@ class ZarembaLSTMConfig(FairseqDataclass):
     share_decoder_input_output_embed: bool = field(
         default=False, metadata={"help": "tie the softmax weights to the embedding"}
     )
-
-
-class Carried(NamedTuple):
-    """State at the end of the last segment seen, and at the start of it and of some before it; None
-    means zeros."""
-
-    segment: int
-    entries: Dict[int, Optional[State]]
-    exit: State
 
 
 class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
@@ -86,97 +77,75 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
         for p in self.parameters():
             nn.init.uniform_(p, -cfg.init_range, cfg.init_range)
         nn.init.zeros_(self.embed_tokens.weight[dictionary.pad()])
-        # Keyed by self.training. Not buffers, because the state of the lanes is saved with the data
-        # iterator, whose position it belongs to.
-        self._carried: Dict[bool, Optional[Carried]] = {True: None, False: None}
+        # State (2 * layers, lanes, hidden), hidden above cell, at the start of segments; of training
+        # and of evaluation. Not buffers: the state of the lanes is saved with the data iterator,
+        # whose position it belongs to.
+        self._starts: Dict[bool, Dict[int, Tensor]] = {True: {}, False: {}}
 
     def forward(
         self,
         prev_output_tokens: Tensor,
         encoder_out: Optional[Any] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        incremental_state: Optional[IncrementalState] = None,
         segment: Optional[int] = None,
         src_lengths: Optional[Any] = None,
     ) -> Tuple[Tensor, Dict[str, Any]]:
         tokens = prev_output_tokens  # (lanes, steps)
-        state: Optional[State] = None
+        state: Optional[Tensor] = None
         if incremental_state is not None:
             tokens = tokens[:, -1:]
             state = self._cached(incremental_state)
         elif segment is not None:
-            state = self._entry(segment, tokens.size(0))
+            state = self._start_of(segment, tokens.size(0))
 
         x = self.dropout(self.embed_tokens(tokens)).transpose(0, 1)  # (steps, lanes, d)
-        if state is not None:
-            state = (state[0].to(x), state[1].to(x))
-        x, (hidden, cell) = self.lstm(x, state)  # (steps, lanes, hidden)
-        end = (hidden.detach(), cell.detach())
+        x, end = self.lstm(x, None if state is None else state.to(x).chunk(2))
+        state = torch.cat(end).detach()
         if incremental_state is not None:
-            self.set_incremental_state(
-                incremental_state, "cached_state", {"hidden": end[0], "cell": end[1]}
-            )
+            self._cache(incremental_state, state)
         elif segment is not None:
-            before = self._carried[self.training]
-            entries = {} if before is None or segment == 0 else dict(before.entries)
-            entries[segment] = state
-            entries.pop(segment - _RETRIES, None)
-            self._carried[self.training] = Carried(segment, entries, end)
+            self._starts[self.training][segment + 1] = state
+            self._starts[self.training].pop(segment - _RETRIES, None)
         x = self.dropout(x).transpose(0, 1)
         return self.output_projection(x), {"attn": None}  # (lanes, steps, n)
 
-    def _entry(self, segment: int, lanes: int) -> Optional[State]:
-        """The state that `segment` starts from; None means zeros."""
-        carried = self._carried[self.training]
-        if segment == 0:
-            return None
-        if carried is not None and (carried.segment == segment - 1 or segment in carried.entries):
-            # A segment seen before is a retry (loss scale overflow under --amp, out of memory).
-            again = carried.segment != segment - 1
-            state = carried.entries[segment] if again else carried.exit
-            if state is None or state[0].size(1) == lanes:
-                return state
+    def _start_of(self, segment: int, lanes: int) -> Optional[Tensor]:
+        """The state that `segment` starts from; None means zeros. A segment that was seen before is
+        a retry (loss scale overflow under --amp, out of memory): what followed it is forgotten."""
+        starts = self._starts[self.training]
+        starts = {known: state for known, state in starts.items() if 0 < known <= segment}
+        self._starts[self.training] = starts
+        state = starts.get(segment)
+        if segment == 0 or (state is not None and state.size(1) == lanes):
+            return state
         logger.warning(
             "no hidden state of %d lanes at the end of segment %d: segment %d starts from zeros",
-            lanes,
-            segment - 1,
-            segment,
+            *(lanes, segment - 1, segment),
         )
         return None
 
-    def reset_state(self, training: bool) -> None:
-        """Forget the training (or evaluation) lanes."""
-        self._carried[training] = None
+    def carried_state(self) -> Optional[Tuple[int, Tensor]]:
+        """The last training segment, and the state (2 * layers, lanes, hidden) at its end."""
+        starts = self._starts[True]
+        return (max(starts) - 1, starts[max(starts)]) if starts else None
 
-    def carried_state(self, training: bool) -> Optional[Tuple[int, Tensor]]:
-        """Last segment and its end state as one tensor (2 * layers, lanes, hidden), or None."""
-        carried = self._carried[training]
-        return None if carried is None else (carried.segment, torch.cat(carried.exit))
+    def set_carried_state(self, carried: Optional[Tuple[int, Tensor]]) -> None:
+        """Train on as if this segment had just ended in this state; without one, from zeros."""
+        self._starts[True] = {} if carried is None else {carried[0] + 1: carried[1].detach()}
 
-    def set_carried_state(self, training: bool, segment: int, state: Tensor) -> None:
-        """Continue as if `segment` had just ended in `state`; the inverse of `carried_state`."""
-        hidden, cell = state.detach().chunk(2)
-        self._carried[training] = Carried(segment, {}, (hidden, cell))
+    def _cached(self, incremental_state: IncrementalState) -> Optional[Tensor]:
+        return (self.get_incremental_state(incremental_state, "cached_state") or {}).get("state")
 
-    def _cached(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> Optional[State]:
-        cached = self.get_incremental_state(incremental_state, "cached_state")
-        return (cached["hidden"], cached["cell"]) if cached else None
+    def _cache(self, incremental_state: IncrementalState, state: Tensor) -> None:
+        self.set_incremental_state(incremental_state, "cached_state", {"state": state})
 
     def reorder_incremental_state(
-        self,
-        incremental_state: Dict[str, Dict[str, Optional[Tensor]]],
-        new_order: Tensor,
+        self, incremental_state: IncrementalState, new_order: Tensor
     ) -> None:
         """Permute the state as beam search permutes the batch."""
-        cached = self._cached(incremental_state)
-        if cached is not None:
-            hidden, cell = (t.index_select(1, new_order) for t in cached)
-            self.set_incremental_state(
-                incremental_state, "cached_state", {"hidden": hidden, "cell": cell}
-            )
-
-    def max_positions(self) -> int:
-        """A recurrent network has no maximum length."""
-        return int(1e9)
+        state = self._cached(incremental_state)
+        if state is not None:
+            self._cache(incremental_state, state.index_select(1, new_order))
 
 
 @register_model("zaremba_lstm_lm", dataclass=ZarembaLSTMConfig)

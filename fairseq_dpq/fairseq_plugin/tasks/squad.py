@@ -5,7 +5,6 @@ An input is `<s> question </s> </s> part of the context </s>`; long contexts hav
 # No `from __future__ import annotations`: fairseq reads the dataclass field types at run time.
 
 import logging
-import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Tuple
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.data import Dictionary, FairseqDataset, data_utils
+from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.models import register_model, register_model_architecture
@@ -23,17 +22,18 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 from torch import Tensor, nn
 
+from fairseq_dpq.config import DPQConfigError
+
+from .examples import Examples, FolderTask
+
 logger = logging.getLogger(__name__)
-PARTS = ("question", "context")
 SPECIALS = 4  # <s>, </s> after the question, </s> before and after the context
 
 
 def window_starts(length: int, room: int, stride: int) -> List[int]:
     """First pieces of the parts of a context of `length` pieces, `room` in each."""
-    starts = [0]
-    while starts[-1] + room < length:
-        starts.append(starts[-1] + min(room, stride))
-    return starts
+    step = min(room, stride)
+    return list(range(0, max(length - room, 0) + step, step))
 
 
 @dataclass
@@ -51,7 +51,7 @@ class SquadConfig(FairseqDataclass):
     seed: int = II("common.seed")
 
 
-class SquadDataset(FairseqDataset):
+class SquadDataset(Examples):
     """The windows of a split; `questions` and `contexts` end in `eos`, which is left out.
 
     `spans` has the first and last piece of each answer in its context, or (-1, -1). A window that
@@ -67,68 +67,36 @@ class SquadDataset(FairseqDataset):
         cfg: SquadConfig,
         shuffle: bool,
     ) -> None:
-        super().__init__()
         self.questions, self.contexts, self.spans = questions, contexts, spans
-        self.pad, self.bos, self.eos = dictionary.pad(), dictionary.bos(), dictionary.eos()
+        self.bos, self.eos = dictionary.bos(), dictionary.eos()
         self.cfg, self.shuffle = cfg, shuffle
-        lengths = np.minimum(questions.sizes - 1, cfg.query_length)  # of the questions
-        windows: List[Tuple[int, int, int]] = []  # example, first piece, pieces of the context
-        for example, length in enumerate(lengths):
-            total = int(contexts.sizes[example]) - 1
-            room = cfg.tokens_per_sample - SPECIALS - int(length)
-            for first in window_starts(total, room, cfg.doc_stride):
-                windows.append((example, first, min(room, total - first)))
-        self.windows = windows
-        self.sizes = np.array(
-            [SPECIALS + lengths[example] + shown for example, _, shown in windows], dtype=np.int64
-        )
-
-    def __len__(self) -> int:
-        return len(self.windows)
+        self.windows: List[Tuple[int, int, int]] = []  # example, first piece, pieces of the context
+        sizes = []
+        for example, (length, total) in enumerate(zip(questions.sizes - 1, contexts.sizes - 1)):
+            taken = SPECIALS + min(int(length), cfg.query_length)
+            room = cfg.tokens_per_sample - taken
+            for first in window_starts(int(total), room, cfg.doc_stride):
+                shown = min(room, int(total) - first)
+                self.windows.append((example, first, shown))
+                sizes.append(taken + shown)
+        super().__init__(sizes, dictionary.pad())
 
     def __getitem__(self, index: int) -> Dict[str, Any]:
+        """An input; `context` is the place and the length of the context in it."""
         example, first, shown = self.windows[index]
         question = self.questions[example][:-1][: self.cfg.query_length]
         context = self.contexts[example][:-1][first : first + shown]
         eos = question.new_tensor([self.eos])
         parts = [question.new_tensor([self.bos]), question, eos, eos, context, eos]
-        shift = SPECIALS - 1 + len(question) - first  # from a place in the context to the input
-        start, end = self.spans[example]
-        inside = first <= start and end < first + shown
-        target = [int(start) + shift, int(end) + shift] if inside else [0, 0]
+        place = SPECIALS - 1 + len(question)
+        start, end = (int(piece) - first for piece in self.spans[example])
+        inside = start >= 0 and end < shown
         return {
             "id": index,
             "tokens": torch.cat(parts).long(),
-            "target": target,
-            "context": (SPECIALS - 1 + len(question), shown),
+            "target": [start + place, end + place] if inside else [0, 0],
+            "context": (place, shown),
         }
-
-    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
-        """A batch; `context` has the place and the length of each context in its input."""
-        if not samples:
-            return {}
-        tokens = [sample["tokens"] for sample in samples]
-        return {
-            "id": torch.tensor([sample["id"] for sample in samples]),
-            "nsentences": len(samples),
-            "ntokens": sum(len(t) for t in tokens),
-            "net_input": {
-                "src_tokens": data_utils.collate_tokens(tokens, self.pad),
-                "src_lengths": torch.tensor([len(t) for t in tokens]),
-            },
-            "target": torch.tensor([sample["target"] for sample in samples]),
-            "context": torch.tensor([sample["context"] for sample in samples]),
-        }
-
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        sizes: np.ndarray = self.sizes[indices]
-        return sizes
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
 
     def ordered_indices(self) -> np.ndarray:
         if not self.shuffle:
@@ -138,7 +106,7 @@ class SquadDataset(FairseqDataset):
 
 
 @register_task("squad", dataclass=SquadConfig)
-class SquadTask(FairseqTask):
+class SquadTask(FolderTask):
     """Fine-tune a pre-trained model of `--task masked_lm` to find answers.
 
     The data folder is made by scripts/prepare.sh squad1 or squad2; fairseq-dpq-squad predicts.
@@ -146,67 +114,42 @@ class SquadTask(FairseqTask):
 
     def __init__(self, cfg: SquadConfig, **kwargs: Any) -> None:
         super().__init__(cfg, **kwargs)
-        if cfg.doc_stride < 1 or cfg.query_length < 1:
-            raise ValueError(
-                f"--doc-stride {cfg.doc_stride} --query-length {cfg.query_length}: both must be "
-                "positive"
+        room = cfg.tokens_per_sample - cfg.query_length - SPECIALS
+        if min(cfg.doc_stride, cfg.query_length, room) < 1:
+            raise DPQConfigError(
+                f"--doc-stride {cfg.doc_stride} --query-length {cfg.query_length} "
+                f"--tokens-per-sample {cfg.tokens_per_sample}: all must be positive, and the last "
+                f"leave room for a context beside the question and {SPECIALS} specials"
             )
-        if cfg.tokens_per_sample < cfg.query_length + SPECIALS + 1:
-            raise ValueError(
-                f"--tokens-per-sample {cfg.tokens_per_sample} leaves no room for a context beside "
-                f"--query-length {cfg.query_length} and {SPECIALS} specials"
-            )
-        self.dictionary = Dictionary.load(os.path.join(cfg.data, "question", "dict.txt"))
+        self.dictionary = self.read_dictionary("question")
         self.dictionary.add_symbol("<mask>")  # as masked_lm has it, which pre-trained the table
-        logger.info("dictionary: %d types", len(self.dictionary))
-
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
-    def target_dictionary(self) -> None:
-        return None
 
     def max_positions(self) -> int:
         length: int = self.cfg.tokens_per_sample
         return length
 
-    def load_dataset(
-        self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
-    ) -> None:
-        folder = self.cfg.data
-        questions, contexts = (self._pieces(part, split, combine) for part in PARTS)
-        spans = np.loadtxt(os.path.join(folder, f"{split}.spans"), dtype=np.int64, ndmin=2)
-        if not len(questions) == len(contexts) == len(spans):
-            raise ValueError(
-                f"{folder}: {split} has {len(questions)} questions, {len(contexts)} contexts and "
-                f"{len(spans)} answers; prepare it again"
+    def load_dataset(self, split: str, epoch: int = 1, **kwargs: Any) -> None:
+        texts = [self.read_split(part, split, self.dictionary) for part in ("question", "context")]
+        spans = np.loadtxt(self.path(f"{split}.spans"), dtype=np.int64, ndmin=2)
+        if not len(texts[0]) == len(texts[1]) == len(spans):
+            raise DPQConfigError(
+                f"{self.cfg.data}: {split} has {len(texts[0])} questions, {len(texts[1])} contexts "
+                f"and {len(spans)} answers; prepare it again"
             )
         shuffle = split.startswith("train")
-        dataset = SquadDataset(questions, contexts, spans, self.dictionary, self.cfg, shuffle)
+        dataset = SquadDataset(*texts, spans, self.dictionary, self.cfg, shuffle)
         logger.info("%s: %d questions, %d windows", split, len(spans), len(dataset))
         self.datasets[split] = dataset
-
-    def _pieces(self, part: str, split: str, combine: bool) -> Any:
-        path = os.path.join(self.cfg.data, part, split)
-        found = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
-        if found is None:
-            raise FileNotFoundError(
-                f"no {part}s of {split} in {self.cfg.data} ({path}.bin); run: scripts/prepare.sh "
-                "squad1 or squad2"
-            )
-        return found
 
     def build_model(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
         model = super().build_model(cfg, *args, **kwargs)
         if not hasattr(model, "span_head"):
-            raise ValueError(
+            raise DPQConfigError(
                 f"{type(model).__name__} has no head for spans; with --task squad use "
                 "--arch roberta_qa"
             )
         if model.max_positions() < self.cfg.tokens_per_sample:
-            raise ValueError(
+            raise DPQConfigError(
                 f"--tokens-per-sample {self.cfg.tokens_per_sample} is more than the model's "
                 f"--max-positions {model.max_positions()}; give that or less"
             )
@@ -239,10 +182,7 @@ class RobertaForQuestionAnswering(RobertaModel):
             state_dict.setdefault(f"{prefix}span_head.{key}", tensor)
 
 
-@register_model_architecture("roberta_qa", "roberta_qa")
-def roberta_qa(args: Any) -> None:
-    """The sizes of RoBERTa base."""
-    base_architecture(args)
+register_model_architecture("roberta_qa", "roberta_qa")(base_architecture)
 
 
 def span_logits(model: Any, sample: Dict[str, Any], pad: int) -> Tensor:
@@ -280,13 +220,10 @@ class SquadSpanCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
-        total = {
-            key: sum(log.get(key, 0) for log in logging_outputs)
-            for key in ("loss", "sample_size", "ncorrect")
-        }
-        size = total["sample_size"]
-        metrics.log_scalar("loss", total["loss"] / size / np.log(2), size, round=3)
-        metrics.log_scalar("accuracy", 100.0 * total["ncorrect"] / size, size, round=1)
+        names = ("loss", "ncorrect", "sample_size")
+        loss, right, size = (sum(log.get(name, 0) for log in logging_outputs) for name in names)
+        metrics.log_scalar("loss", loss / size / np.log(2), size, round=3)
+        metrics.log_scalar("accuracy", 100.0 * right / size, size, round=1)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

@@ -7,9 +7,10 @@ import math
 import re
 import string
 from collections import Counter
-from dataclasses import dataclass
+from heapq import nlargest
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 
@@ -19,8 +20,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = set(string.punctuation)
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """A part of a context with the logits of its pieces, and those of the null answer."""
 
     first: int  # its first piece in the context
@@ -29,8 +29,7 @@ class Window:
     null: float  # start + end logit of <s>
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """A text with its score: start + end logit, or, among the n best, a probability."""
 
     text: str
@@ -39,13 +38,13 @@ class Answer:
 
 def best_window(position: int, windows: Sequence[Window]) -> int:
     """The window that shows most context on both sides of a piece; the first of equal ones."""
-    best, found = -math.inf, -1
-    for number, window in enumerate(windows):
-        length = len(window.starts)
-        left, right = position - window.first, window.first + length - 1 - position
-        if left >= 0 and right >= 0 and min(left, right) + 0.01 * length > best:
-            best, found = min(left, right) + 0.01 * length, number
-    return found
+
+    def context(number: int) -> float:
+        first, length = windows[number].first, len(windows[number].starts)
+        least = min(position - first, first + length - 1 - position)
+        return least + 0.01 * length if least >= 0 else -math.inf
+
+    return max(range(len(windows)), key=context)
 
 
 def n_best(
@@ -61,7 +60,10 @@ def n_best(
     """
     found: list[tuple[float, int, int]] = []
     for number, window in enumerate(windows):
-        starts, ends = _largest(window.starts, n), _largest(window.ends, n)
+        starts, ends = (
+            nlargest(n, range(len(logits)), key=logits.__getitem__)
+            for logits in (window.starts, window.ends)
+        )
         for start in starts:
             if best_window(window.first + start, windows) != number:
                 continue
@@ -69,18 +71,10 @@ def n_best(
                 if start <= end < start + longest:
                     score = window.starts[start] + window.ends[end]
                     found.append((score, window.first + start, window.first + end))
-    found.sort(key=lambda item: (-item[0], item[1], item[2]))
     answers: dict[str, float] = {}
-    for score, first, last in found:
-        text = context[offsets[first][0] : offsets[last][1]]
-        answers.setdefault(text, score)
-        if len(answers) == n:
-            break
-    return [Answer(text, score) for text, score in answers.items()]
-
-
-def _largest(values: Sequence[float], n: int) -> list[int]:
-    return sorted(range(len(values)), key=lambda i: (-values[i], i))[:n]
+    for score, first, last in sorted(found, key=lambda item: (-item[0], item[1], item[2])):
+        answers.setdefault(context[offsets[first][0] : offsets[last][1]], score)
+    return [Answer(text, score) for text, score in islice(answers.items(), n)]
 
 
 def null_odds(windows: Sequence[Window], answers: Sequence[Answer]) -> float:
@@ -92,16 +86,14 @@ def null_odds(windows: Sequence[Window], answers: Sequence[Answer]) -> float:
 
 def probabilities(answers: Sequence[Answer]) -> list[Answer]:
     """The n best with softmax probabilities."""
-    top = max((answer.score for answer in answers), default=0.0)
-    weights = [math.exp(answer.score - top) for answer in answers]
-    return [Answer(a.text, w / sum(weights)) for a, w in zip(answers, weights)]
+    scores = torch.tensor([answer.score for answer in answers], dtype=torch.float64)
+    return [Answer(a.text, share) for a, share in zip(answers, scores.softmax(0).tolist())]
 
 
 # ---- answers of a model ----
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """The n best spans of a question, and how much the null answer scores above the best."""
 
     id: str
@@ -116,29 +108,20 @@ class Prediction:
         return self.answers[0].text
 
 
-def read_examples(path: Path) -> Iterator[dict[str, Any]]:
-    """The questions of a split, in its order."""
-    with open(path, encoding="utf-8", newline="\n") as stream:
-        for line in stream:
-            yield json.loads(line)
-
-
 @torch.no_grad()
-def _windows(model: Any, dataset: Any, batch_size: int, device: torch.device) -> Iterator[Window]:
-    """The logits of every window of a split, in its order."""
+def _windows(
+    model: Any, dataset: Any, batch_size: int, device: torch.device
+) -> Iterator[tuple[int, Window]]:
+    """The logits of every window of a split, in its order, with the number of its question."""
     for start in range(0, len(dataset), batch_size):
-        items = [dataset[i] for i in range(start, min(start + batch_size, len(dataset)))]
-        batch = dataset.collater(items)
+        places = range(start, min(start + batch_size, len(dataset)))
+        batch = dataset.collater([dataset[i] for i in places])
         batch["net_input"] = {k: v.to(device) for k, v in batch["net_input"].items()}
         logits = span_logits(model, batch, dataset.pad).cpu()  # (batch, length, 2)
-        for row, (place, shown) in enumerate(batch["context"].tolist()):
-            part = logits[row, place : place + shown]
-            yield Window(
-                first=dataset.windows[start + row][1],
-                starts=part[:, 0].tolist(),
-                ends=part[:, 1].tolist(),
-                null=float(logits[row, 0].sum()),
-            )
+        for index, row, (place, shown) in zip(places, logits, batch["context"].tolist()):
+            example, first, _ = dataset.windows[index]
+            starts, ends = row[place : place + shown].T.tolist()
+            yield example, Window(first, starts, ends, null=float(row[0].sum()))
 
 
 def predict(
@@ -152,18 +135,13 @@ def predict(
 ) -> Iterator[Prediction]:
     """Answers to all questions of a split of the task's data."""
     where = torch.device(device)
-    model = model.to(where).eval()
     task.load_dataset(subset)
-    dataset = task.dataset(subset)
-    found = _windows(model, dataset, batch_size, where)
-    number = 0
-    for example, item in enumerate(read_examples(Path(task.cfg.data) / f"{subset}.examples.jsonl")):
-        windows = []
-        while number < len(dataset) and dataset.windows[number][0] == example:
-            windows.append(next(found))
-            number += 1
-        answers = n_best(item["context"], item["offsets"], windows, n, longest)
-        yield Prediction(item["id"], answers, null_odds(windows, answers), item["answers"])
+    found = _windows(model.to(where).eval(), task.dataset(subset), batch_size, where)
+    with open(Path(task.cfg.data) / f"{subset}.examples.jsonl", encoding="utf-8") as lines:
+        for line, (_, group) in zip(lines, groupby(found, key=lambda pair: pair[0])):
+            item, windows = json.loads(line), [window for _, window in group]
+            answers = n_best(item["context"], item["offsets"], windows, n, longest)
+            yield Prediction(item["id"], answers, null_odds(windows, answers), item["answers"])
 
 
 # ---- scores ----
@@ -175,14 +153,8 @@ def normalize(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text).split()
 
 
-def exact_match(prediction: str, gold: str) -> float:
-    """1 if both are the same words, else 0."""
-    return float(normalize(prediction) == normalize(gold))
-
-
-def f1(prediction: str, gold: str) -> float:
+def _overlap(ours: list[str], theirs: list[str]) -> float:
     """Harmonic mean of precision and recall of words; without words on a side: 1 if on both."""
-    ours, theirs = normalize(prediction), normalize(gold)
     if not ours or not theirs:
         return float(ours == theirs)
     same = sum((Counter(ours) & Counter(theirs)).values())
@@ -191,48 +163,37 @@ def f1(prediction: str, gold: str) -> float:
 
 def score_question(prediction: str, golds: Sequence[str]) -> tuple[float, float]:
     """(exact match, F1) of a prediction: the best over the gold answers, "" if there is none."""
-    texts = [gold for gold in golds if normalize(gold)] or [""]
-    return max(exact_match(prediction, g) for g in texts), max(f1(prediction, g) for g in texts)
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return 100 * sum(found) / len(found)
+    ours = normalize(prediction)
+    texts = [words for words in map(normalize, golds) if words] or [[]]
+    return float(ours in texts), max(_overlap(ours, words) for words in texts)
 
 
 def score(predictions: Mapping[str, str], golds: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """Exact match and F1 in percent; with unanswerable questions also of each kind."""
-    scores = {name: score_question(predictions[name], texts) for name, texts in golds.items()}
-    kinds = {"": list(golds)}
-    answerable = [name for name, texts in golds.items() if texts]
+    kinds = {"": golds}
+    answerable = {name: texts for name, texts in golds.items() if texts}
     if len(answerable) < len(golds):
-        others = [name for name, texts in golds.items() if not texts]
+        others = {name: texts for name, texts in golds.items() if not texts}
         kinds.update({"answerable_": answerable, "unanswerable_": others})
     out = {}
-    for kind, names in kinds.items():
-        if names:
-            out[f"{kind}exact_match"] = _mean(scores[name][0] for name in names)
-            out[f"{kind}f1"] = _mean(scores[name][1] for name in names)
+    for kind, chosen in kinds.items():
+        found = [score_question(predictions[name], texts) for name, texts in chosen.items()]
+        for measure, values in zip(("exact_match", "f1"), zip(*found)):
+            out[kind + measure] = 100 * sum(values) / len(values)
     return out
 
 
-def best_threshold(
-    spans: Mapping[str, str], odds: Mapping[str, float], golds: Mapping[str, Sequence[str]]
-) -> tuple[float, float]:
-    """(F1 in percent, threshold) of the best null threshold on these very questions.
-
-    `spans` are the best answers that are not null. A question is left unanswered if its odds are
-    above the threshold.
-    """
-    empty = {name: score_question("", texts)[1] for name, texts in golds.items()}
-    total = sum(empty.values())  # threshold: below all odds
-    names = sorted(golds, key=lambda name: odds[name])
+def best_threshold(found: Sequence[Prediction]) -> tuple[float, float]:
+    """(F1 in percent, threshold) of the best null threshold on these very questions. A question is
+    left unanswered if its odds are above the threshold."""
+    ranked = sorted(found, key=lambda p: p.odds)
+    empty = [score_question("", p.golds)[1] for p in ranked]
+    total = sum(empty)  # threshold: below all odds
     # A number, not minus infinity, so that it can be given on a command line.
-    lowest = min((value for value in odds.values() if math.isfinite(value)), default=0.0)
+    lowest = ranked[0].odds if math.isfinite(ranked[0].odds) else 0.0
     best, threshold = total, math.floor(lowest) - 1.0
-    for number, name in enumerate(names):
-        total += score_question(spans[name], golds[name])[1] - empty[name]
-        following = odds[names[number + 1]] if number + 1 < len(names) else None
-        if total > best and following != odds[name]:
-            best, threshold = total, odds[name]
-    return 100 * best / len(golds), threshold
+    for p, without, following in zip(ranked, empty, [*ranked[1:], None]):
+        total += score_question(p.text(None), p.golds)[1] - without
+        if total > best and (following is None or following.odds != p.odds):
+            best, threshold = total, p.odds
+    return 100 * best / len(found), threshold

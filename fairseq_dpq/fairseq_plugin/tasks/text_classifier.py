@@ -43,8 +43,7 @@ class WordVectorPooling(FairseqEncoder):
         d = cfg.encoder_embed_dim
         self.embed_tokens = nn.Embedding(len(dictionary), d, padding_idx=self.pad)
         nn.init.xavier_uniform_(self.embed_tokens.weight)
-        with torch.no_grad():
-            self.embed_tokens.weight[self.pad].zero_()
+        nn.init.zeros_(self.embed_tokens.weight[self.pad])
         self.with_maximum = str(cfg.pooling) == "mean_max"
         self.size = 2 * d if self.with_maximum else d
 
@@ -60,10 +59,6 @@ class WordVectorPooling(FairseqEncoder):
         own = vectors[place].masked_fill(~words.unsqueeze(-1), -torch.inf)  # (documents, length, d)
         maximum = own.amax(1).masked_fill(~words.any(1, keepdim=True), 0)
         return torch.cat([mean, maximum], dim=1)
-
-    def max_positions(self) -> int:
-        """A mean has no maximum length."""
-        return int(1e9)
 
 
 class BatchNorm(nn.Module):
@@ -94,9 +89,8 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = x.float()
         if self.training:
-            mean = h.mean(0)
-            var = h.var(0, unbiased=False)
-            self._collect(h.shape[0], mean.detach().double(), var.detach().double())
+            mean, var = h.mean(0), h.var(0, unbiased=False)
+            self._collect(len(h), mean.detach().double(), var.detach().double())
         else:
             mean, var = self.running_mean, self.running_var
         scale = self.weight.float() * torch.rsqrt(var + self.eps)
@@ -110,10 +104,9 @@ class BatchNorm(nn.Module):
     @torch.no_grad()
     def step(self) -> None:
         """Let the running statistics follow; all workers call it alike."""
-        sums = self._sums
-        if sums is None:
-            sums = self.running_mean.new_zeros(2, self.running_mean.numel() + 1).double()
-        self._sums = None
+        if self._sums is None:
+            self._sums = self.running_mean.new_zeros(2, len(self.bias) + 1).double()
+        sums, self._sums = self._sums, None
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
         count = sums[0, -1]
@@ -130,9 +123,8 @@ class BatchNorm(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "BatchNorm":
         super()._apply(fn, *args, **kwargs)
         # Running statistics stay float32: they move in steps too small for half precision.
-        for name, buffer in self._buffers.items():
-            assert buffer is not None
-            self._buffers[name] = buffer.float()
+        for name, buffer in self.named_buffers():
+            setattr(self, name, buffer.float())
         self._sums = None
         return self
 
@@ -180,10 +172,6 @@ class TextClassifier(FairseqEncoderModel):
             raise DPQConfigError(
                 "--arch text_classifier needs labels; use it with --task text_classification"
             )
-        for name in ("encoder_embed_dim", "hidden_size"):
-            if getattr(cfg, name) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise DPQConfigError(f"{flag} {getattr(cfg, name)}: must be 1 or more; try 300")
         encoder = WordVectorPooling(cfg, task.source_dictionary)
         head = DenseLayers(encoder.size, cfg.hidden_size, len(classes), cfg.dropout)
         return cls(encoder, head)
