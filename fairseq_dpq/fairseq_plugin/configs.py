@@ -35,11 +35,10 @@ def set_options(cfg: Any, values: dict[str, Any]) -> None:
         items.update(values)
 
 
-def delete_options(cfg: Any, keys: list[str]) -> None:
-    """Delete keys of a fairseq config if they are present."""
+def take_options(cfg: Any, keys: list[str]) -> dict[str, Any]:
+    """Remove keys from a fairseq config; those that were there, with their values."""
     with _open(cfg) as items:
-        for key in keys:
-            items.pop(key, None)
+        return {key: items.pop(key) for key in keys if key in items}
 
 
 @contextlib.contextmanager
@@ -54,6 +53,12 @@ def _open(cfg: Any) -> Iterator[Any]:
 
         with open_dict(cfg):
             yield cfg
+
+
+def model_config(state: Any) -> Any:
+    """The config of a checkpoint's model; those of fairseq 0.9 and before have all in one."""
+    cfg = state.get("cfg")
+    return get_option(cfg, "model") if cfg else state.get("args")
 
 
 def read_record(cfg: Any) -> TablesRecord | None:

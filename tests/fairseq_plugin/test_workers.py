@@ -142,7 +142,7 @@ SRUN = "srun --ntasks 2 fairseq-train"
         ([WORLD, "2"], {}, "nothing started these workers", RIGHT.format(2)),
         ([WORLD, "3"], TORCHRUN, "launcher started 2 workers", RIGHT.format(3)),
         ([], {"WORLD_SIZE": "2"}, "RANK and MASTER_ADDR and MASTER_PORT", RIGHT.format(2)),
-        ([], {**TORCHRUN, "RANK": "2"}, "ranks go from 0 to 1", "RANK 2"),
+        ([], {**TORCHRUN, "RANK": "2"}, "ranks go from 0 to 1", RIGHT.format(2)),
         (BY_HAND, {}, "nothing would be trained", "--distributed-no-spawn"),
         (NO_SPAWN, {}, "--distributed-rank is missing", "--distributed-rank RANK"),
         ([*NO_SPAWN, "--distributed-rank", "2"], {}, "ranks go from 0 to 1", "rank 2"),
