@@ -16,11 +16,9 @@ from typing import Any, Callable, Iterator, Sequence
 def register() -> None:
     """Apply the patches, register options and classes, attach the hooks; safe to call again."""
     with _same_logging():
-        from fairseq_dpq import marker
         from fairseq_dpq.fairseq_plugin import compat, hooks, options
 
         compat.apply()
-        marker.allow()
         import fairseq_dpq.fairseq_plugin.optim
         import fairseq_dpq.fairseq_plugin.tasks  # noqa: F401
 

@@ -7,6 +7,7 @@ an nn.Embedding called `embed_tokens`, and what shares its Parameter is tied to 
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_dpq import model as model_tables
 from fairseq_dpq.config import DPQConfigError, flag, format_flag
-from fairseq_dpq.fairseq_plugin import resume, training
+from fairseq_dpq.fairseq_plugin import resume
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding, form_class, tie_output
 from fairseq_dpq.fairseq_plugin.options import TIED_BY, PluginOptions, choose, decoder_only
@@ -97,8 +98,9 @@ def _replace(
     entry = Table(len(old.weight), dim, padding, config.keywords(), found.paths[1:], sharing)
     table = FairseqDPQEmbedding(*entry.size, **entry.options)
     table.ignored = old.padding_idx
-    if training.is_open(given, config):
-        table.open_schedule = given, use
+    kept = [f.name for f in fields(config) if f.metadata["keeps"]]
+    if any(getattr(given, name) is None and getattr(config, name) is not None for name in kept):
+        table.open_schedule = given, use  # the length of the training decides
     elif config.method.describe_start(config):
         logger.info(f"{path}: {config.method.describe_start(config)}")
     if not vectors:
@@ -153,7 +155,7 @@ def restore_tables(model: nn.Module, record: TablesRecord, exact_logits: bool = 
         if record.stage == "compact":
             # float32, as fairseq builds models; half-precision values are converted on loading
             form, settings = table.form_class()
-            new = form_class(form.kind)(*table.size, **settings)
+            new = form_class(form)(*table.size, **settings)
             new.exact_logits = exact_logits
         else:
             new = FairseqDPQEmbedding(*table.size, **table.options)

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import sys
-from dataclasses import fields
 from typing import Any, Callable
 
 import torch
@@ -22,7 +21,6 @@ from fairseq_dpq.fairseq_plugin.configs import get_option, read_record, write_re
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding
 from fairseq_dpq.fairseq_plugin.options import read_options
 from fairseq_dpq.layer import DPQEmbedding, dpq_modules
-from fairseq_dpq.methods import MethodOptions
 from fairseq_dpq.training.codes import code_counts, usage_of_counts
 
 logger = logging.getLogger("fairseq_dpq")
@@ -55,12 +53,6 @@ def planned_updates(option: Callable[[str], Any], batches: int | None = None) ->
     each = list(option("update_freq") or [1])
     total = sum(-(-batches // each[min(epoch, len(each) - 1)]) for epoch in range(epochs))
     return min(total, most) if most else total
-
-
-def is_open(given: MethodOptions, config: MethodOptions) -> bool:
-    """Whether the length of the training decides about an option that a checkpoint keeps."""
-    kept = [f.name for f in fields(config) if f.metadata["keeps"]]
-    return any(getattr(given, n) is None and getattr(config, n) is not None for n in kept)
 
 
 def settle_schedules(old: Callable, trainer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -138,11 +130,9 @@ def skip_dummy_batch(old: Callable, trainer: Any, *args: Any, **kwargs: Any) -> 
     return sample, is_dummy
 
 
-def follow_update(
-    old: Callable, task: Any, optimizer: Any, model: nn.Module, update_num: int
-) -> None:
+def follow_update(old: Callable, task: Any, optimizer: Any, model: Any, update: int) -> None:
     """Update the tables' statistics after each update, identically on all workers."""
-    old(task, optimizer, model, update_num)
+    old(task, optimizer, model, update)
     for name, table in _named_tables(model):
         if table.regularizers.waiting:
             raise DPQConfigError(
@@ -192,16 +182,14 @@ def _copy_to_optimizer(table: DPQEmbedding, optimizer: Any) -> None:
 # The log ------------------------------------------------------------------------------------------
 
 
-def log_stats(
-    old: Callable, trainer: Any, logging_outputs: Any, *args: Any, **kwargs: Any
-) -> Any:
+def log_stats(old: Callable, trainer: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
     """Log the regulariser with each batch, and code use every so many updates."""
     from fairseq.logging import metrics
 
-    with_it = [o for o in logging_outputs or [] if REGULARIZER_KEY in o]
-    weight = sum(float(o[WEIGHT_KEY]) for o in with_it)
+    with_it = [output for output in outputs or [] if REGULARIZER_KEY in output]
+    weight = sum(float(output[WEIGHT_KEY]) for output in with_it)
     if weight:
-        value = sum(float(o[REGULARIZER_KEY]) for o in with_it) / weight
+        value = sum(float(output[REGULARIZER_KEY]) for output in with_it) / weight
         metrics.log_scalar(REGULARIZER_KEY, value, weight, priority=150, round=5)
     watch = _watch_of(trainer)
     if trainer.model.training and watch.every and trainer.get_num_updates() % watch.every == 0:
@@ -209,7 +197,7 @@ def log_stats(
     for key in watch.stats:
         # As they are: not averaged over updates.
         metrics.log_derived(key, lambda _, key=key: watch.stats.get(key, math.nan), priority=160)
-    return old(trainer, logging_outputs, *args, **kwargs)
+    return old(trainer, outputs, *args, **kwargs)
 
 
 def look_before_validation(old: Callable, trainer: Any, *args: Any, **kwargs: Any) -> Any:

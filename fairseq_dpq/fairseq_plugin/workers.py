@@ -86,6 +86,7 @@ def prepare(cfg: Any) -> None:
     by_flag = dt.distributed_init_method is not None
     if torch.cuda.is_available() and not by_flag and not _given("distributed-world-size"):
         dt.distributed_world_size = 1  # fairseq's default is the number of CUDA devices
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)  # srun sets it, sbatch does not
     world = dt.distributed_world_size
     wanted = world if world > 1 else max(started, tasks, 2)
@@ -93,8 +94,8 @@ def prepare(cfg: Any) -> None:
         right, problem = _TORCHRUN, _from_torchrun(dt, started)
     elif by_flag:
         right, problem = _BY_HAND, _by_hand(dt)
-    elif _slurm_nodes() and max(tasks, world) > 1:
-        right, problem = _SRUN, _from_slurm(dt, tasks)
+    elif nodes and max(tasks, world) > 1:
+        right, problem = _SRUN, _from_slurm(dt, nodes, tasks)
     elif world > 1:
         nothing = "nothing started these workers, and there are no CUDA devices for them, or --cpu"
         right, problem = _TORCHRUN, f"--distributed-world-size {world}: {nothing}"
@@ -131,49 +132,37 @@ def _from_torchrun(dt: Any, started: int) -> str:
             f"--distributed-world-size {dt.distributed_world_size}, but the launcher started "
             f"{started} workers (WORLD_SIZE); leave the flag out, or start as many"
         )
-    dt.distributed_init_method = "env://"
-    dt.distributed_world_size = started
-    dt.distributed_rank = int(os.environ["RANK"])
+    _meet(dt, "env://", started, os.environ["RANK"])
     return ""
 
 
-def _slurm_nodes() -> str | None:
-    return os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
-
-
-def _from_slurm(dt: Any, tasks: int) -> str:
+def _from_slurm(dt: Any, nodes: str, tasks: int) -> str:
     """One worker per Slurm task; the same variables and flags as fairseq uses with GPUs."""
     world, port = dt.distributed_world_size, dt.distributed_port
-    if tasks == 1:
+    if tasks == 1 or world not in (1, tasks) or port <= 0:
         return (
-            f"--distributed-world-size {world} in a Slurm job, but not with {world} tasks of srun"
+            f"srun started {tasks} task(s), with --distributed-world-size {world} and "
+            f"--distributed-port {port}: each task is one worker, and they need a port to meet at"
         )
-    if world != tasks and not (world == 1 and port > 0):
-        return (
-            f"srun started {tasks} tasks, but --distributed-world-size is {world}: these would be "
-            "copies that overwrite each other's checkpoints"
-        )
-    if port <= 0:
-        return f"--distributed-port is {port}: Slurm's tasks need a port to meet at"
-    hosts = subprocess.check_output(["scontrol", "show", "hostnames", _slurm_nodes()], text=True)
-    dt.distributed_init_method = f"tcp://{hosts.split()[0]}:{port}"
-    dt.distributed_world_size = tasks
-    dt.distributed_rank = int(os.environ["SLURM_PROCID"])
+    hosts = subprocess.check_output(["scontrol", "show", "hostnames", nodes], text=True).split()
+    _meet(dt, f"tcp://{hosts[0]}:{port}", tasks, os.environ["SLURM_PROCID"])
     return ""
 
 
 def _by_hand(dt: Any) -> str:
     """`--distributed-init-method` was given: the user starts each worker with its rank."""
+    method = f"--distributed-init-method {dt.distributed_init_method}"
     if not dt.distributed_no_spawn:
-        return (
-            f"--distributed-init-method {dt.distributed_init_method} without "
-            "--distributed-no-spawn starts one worker per CUDA device, and there is none: nothing "
-            "would be trained"
-        )
+        return f"{method} without --distributed-no-spawn: on CPU nothing would be trained"
     one = dt.distributed_world_size == 1
     if not one and _given("distributed-init-method") and not _given("distributed-rank"):
-        return "--distributed-rank is missing: all workers would be rank 0"
+        return f"{method} without --distributed-rank: all workers would be rank 0"
     return ""
+
+
+def _meet(dt: Any, where: str, world: int, rank: str) -> None:
+    dt.distributed_init_method = where
+    dt.distributed_world_size, dt.distributed_rank = world, int(rank)
 
 
 # Around the run -----------------------------------------------------------------------------------

@@ -144,12 +144,12 @@ SRUN = "srun --ntasks 2 fairseq-train"
         ([], {"WORLD_SIZE": "2"}, "RANK and MASTER_ADDR and MASTER_PORT", RIGHT.format(2)),
         ([], {**TORCHRUN, "RANK": "2"}, "ranks go from 0 to 1", RIGHT.format(2)),
         (BY_HAND, {}, "nothing would be trained", "--distributed-no-spawn"),
-        (NO_SPAWN, {}, "--distributed-rank is missing", "--distributed-rank RANK"),
+        (NO_SPAWN, {}, "all workers would be rank 0", "--distributed-rank RANK"),
         ([*NO_SPAWN, "--distributed-rank", "2"], {}, "ranks go from 0 to 1", "rank 2"),
-        ([], "slurm", "srun started 2 tasks", SRUN),
-        ([WORLD, "4", *PORT], "slurm", "srun started 2 tasks", "srun --ntasks 4"),
-        ([WORLD, "2"], "slurm", "--distributed-port is -1", SRUN),
-        ([WORLD, "2", *PORT], {"SLURM_JOB_NODELIST": "n1"}, "not with 2 tasks of srun", SRUN),
+        ([], "slurm", "srun started 2 task(s)", SRUN),
+        ([WORLD, "4", *PORT], "slurm", "srun started 2 task(s)", "srun --ntasks 4"),
+        ([WORLD, "2"], "slurm", "--distributed-port -1", SRUN),
+        ([WORLD, "2", *PORT], {"SLURM_JOB_NODELIST": "n1"}, "srun started 1 task(s)", SRUN),
     ],
 )
 def test_invalid_launches_name_the_correct_command(
