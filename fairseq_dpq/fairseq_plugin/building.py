@@ -9,9 +9,8 @@ import logging
 import os
 import sys
 import warnings
-from argparse import Namespace
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Sequence
 
 import torch
 
@@ -83,8 +82,7 @@ def _quiet(words: Sequence[str]) -> Iterator[None]:
 def loads_in_fairseq(path: Path, cfg: Any) -> bool:
     """Whether fairseq builds the model and takes every tensor; False if the model cannot be built
     here, because its data are elsewhere. DPQConfigError if it is built and does not load."""
-    task = get_option(cfg, "task")
-    data = get_option(task, "data") if isinstance(task, (Mapping, Namespace)) else None
+    data = get_option(get_option(cfg, "task"), "data")
     if not isinstance(data, str) or not os.path.isdir(data.split(os.pathsep)[0]):
         return False
     from fairseq import checkpoint_utils

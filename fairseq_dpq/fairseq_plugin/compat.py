@@ -16,10 +16,10 @@ import importlib
 import importlib.util
 import os
 import sys
+import threading
 import time
 import types
 import warnings
-import weakref
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, Callable
@@ -153,13 +153,11 @@ def last_batch() -> bool:
     return around(data_utils, "batch_by_size", batch_by_size)
 
 
-_consumers: weakref.WeakSet = weakref.WeakSet()
-
-
-def _stop_consumers(seconds: float = 10.0) -> None:
+def _stop_consumers(kind: type, seconds: float = 10.0) -> None:
     """Stop the threads that prefetch batches, and wait for them."""
     end = time.monotonic() + seconds
-    for consumer in list(_consumers):
+    consumers: list[Any] = [t for t in threading.enumerate() if isinstance(t, kind)]
+    for consumer in consumers:
         consumer._max_len = 0  # ends after its current batch
         while consumer.is_alive() and time.monotonic() < end:
             while not consumer._queue.empty():  # it may be blocked on a full queue
@@ -177,14 +175,11 @@ def abort_at_exit() -> bool:
     """
     from fairseq.data import iterators
 
-    def create(old: Callable, self: Any) -> None:
-        old(self)
-        _consumers.add(self._consumer)
+    def make(consumer: type) -> type:
+        atexit.register(_stop_consumers, consumer)
+        return consumer
 
-    if not around(iterators.BufferedIterator, "_create_consumer", create):
-        return False
-    atexit.register(_stop_consumers)
-    return True
+    return replace(iterators, "BackgroundConsumer", make)
 
 
 # Half precision -----------------------------------------------------------------------------------

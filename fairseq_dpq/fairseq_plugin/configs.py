@@ -10,13 +10,11 @@ from typing import Any, Iterator, Mapping
 from fairseq_dpq.files.record import RECORD_KEY, TablesRecord
 
 
-def get_option(cfg: Any, key: str, default: Any = None) -> Any:
-    """A key of a fairseq config of any type. A stranger's file may have anything in its place."""
-    if isinstance(cfg, Namespace):
-        return getattr(cfg, key, default)
-    if not isinstance(cfg, Mapping):
-        return default
-    return cfg[key] if key in cfg else default  # noqa: SIM401, DictConfig.get is not dict.get
+def get_option(cfg: Any, key: str) -> Any:
+    """A key of a fairseq config of any type, None if it has none. A stranger's file may have
+    anything in its place."""
+    items = vars(cfg) if isinstance(cfg, Namespace) else cfg
+    return items[key] if isinstance(items, Mapping) and key in items else None
 
 
 def run_option(cfg: Any, section: str, key: str) -> Any:
@@ -44,10 +42,8 @@ def take_options(cfg: Any, keys: list[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _open(cfg: Any) -> Iterator[Any]:
     """A config as a dictionary that can be written to."""
-    if isinstance(cfg, Namespace):
-        yield vars(cfg)
-    elif isinstance(cfg, dict):
-        yield cfg
+    if isinstance(cfg, (Namespace, dict)):
+        yield vars(cfg) if isinstance(cfg, Namespace) else cfg
     else:
         from omegaconf import open_dict
 

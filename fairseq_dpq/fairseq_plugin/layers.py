@@ -47,13 +47,12 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, option_files=False, **kwargs)
         self.defer_updates = True  # statistics follow each update, not each micro-batch
-        self._log_evaluation = True
         # The options as they were given, while the length of the training is not known.
         self.open_schedule: tuple[MethodOptions, TableUse] | None = None
 
     def forward(self, indices: Tensor) -> Tensor:
         out = super().forward(indices)
-        watched = self.method.regularized and self._log_evaluation
+        watched = self.method.regularized and self._frozen_codes is None  # not in generation
         if watched and not self.training and not torch.is_grad_enabled():
             self._note_regularizer(indices.reshape(-1), out)
         return out
@@ -83,9 +82,7 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         return table if is_tracing() else as_of_full_model(table)
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        # fairseq calls this before its own eval(), which keeps the codes.
-        self._log_evaluation = False
-        self.freeze()
+        self.freeze()  # fairseq calls its own eval() after this, which keeps the codes
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         full = state_dict.get(f"{name}.weight")

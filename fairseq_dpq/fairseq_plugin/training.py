@@ -130,9 +130,9 @@ def skip_dummy_batch(old: Callable, trainer: Any, *args: Any, **kwargs: Any) -> 
     return sample, is_dummy
 
 
-def follow_update(old: Callable, task: Any, optimizer: Any, model: Any, update: int) -> None:
+def follow_update(old: Callable, task: Any, optimizer: Any, model: Any, update_num: int) -> None:
     """Update the tables' statistics after each update, identically on all workers."""
-    old(task, optimizer, model, update)
+    old(task, optimizer, model, update_num)
     for name, table in _named_tables(model):
         if table.regularizers.waiting:
             raise DPQConfigError(
@@ -182,11 +182,11 @@ def _copy_to_optimizer(table: DPQEmbedding, optimizer: Any) -> None:
 # The log ------------------------------------------------------------------------------------------
 
 
-def log_stats(old: Callable, trainer: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+def log_stats(old: Callable, trainer: Any, logging_outputs: Any, *args: Any, **kw: Any) -> Any:
     """Log the regulariser with each batch, and code use every so many updates."""
     from fairseq.logging import metrics
 
-    with_it = [output for output in outputs or [] if REGULARIZER_KEY in output]
+    with_it = [output for output in logging_outputs or [] if REGULARIZER_KEY in output]
     weight = sum(float(output[WEIGHT_KEY]) for output in with_it)
     if weight:
         value = sum(float(output[REGULARIZER_KEY]) for output in with_it) / weight
@@ -197,7 +197,7 @@ def log_stats(old: Callable, trainer: Any, outputs: Any, *args: Any, **kwargs: A
     for key in watch.stats:
         # As they are: not averaged over updates.
         metrics.log_derived(key, lambda _, key=key: watch.stats.get(key, math.nan), priority=160)
-    return old(trainer, outputs, *args, **kwargs)
+    return old(trainer, logging_outputs, *args, **kw)
 
 
 def look_before_validation(old: Callable, trainer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -240,6 +240,7 @@ class CodeWatch:
         self.updates = updates
         if not rows:
             return
+        self.stats = {}
         for key in ("used", "entropy", "changed"):
             if all(key in row for row in rows.values()):
                 mean = sum(row[key] for row in rows.values()) / len(rows)

@@ -43,7 +43,12 @@ def cpu_workers() -> bool:
         distributed_utils.infer_init_method(cfg.distributed_training)
         _check_count(cfg.distributed_training.distributed_world_size)
         result = old(cfg, main, **kwargs)
-        _leave()
+        # gloo's threads free tensors, for which they need Python: one that does so while the
+        # interpreter shuts down ends the process with "terminate called without an active
+        # exception".
+        group = torch.distributed
+        if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
+            group.destroy_process_group()
         return result
 
     return around(distributed_utils, "call_main", call_main)
@@ -163,20 +168,6 @@ def _by_hand(dt: Any) -> str:
 def _meet(dt: Any, where: str, world: int, rank: str) -> None:
     dt.distributed_init_method = where
     dt.distributed_world_size, dt.distributed_rank = world, int(rank)
-
-
-# Around the run -----------------------------------------------------------------------------------
-
-
-def _leave() -> None:
-    """Leave the process group of a run on CPU that has ended.
-
-    gloo's threads free tensors, for which they need Python: one that does so while the interpreter
-    shuts down ends the process with "terminate called without an active exception".
-    """
-    group = torch.distributed
-    if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
-        group.destroy_process_group()
 
 
 def _check_count(world: int) -> None:
