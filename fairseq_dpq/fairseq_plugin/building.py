@@ -25,7 +25,8 @@ def _build(cfg: Any, meta: bool, **kwargs: Any) -> Any:
     neither every model nor torch 1 can do."""
     from fairseq import tasks
 
-    with torch.device("meta") if meta else contextlib.nullcontext():
+    place: Any = torch.device("meta") if meta else contextlib.nullcontext()
+    with place:
         return tasks.setup_task(cfg["task"]).build_model(cfg["model"], **kwargs)
 
 
@@ -45,7 +46,8 @@ def tables_of_command(words: Sequence[str], embeddings: str) -> list[tuple[str, 
         if found.weight is None or found.weight.dim() != 2:
             kind = type(found.module).__name__
             raise DPQConfigError(f"{found.path} is of type {kind}, not a plain table")
-        sizes.append((found.path, *found.weight.shape))
+        rows, columns = found.weight.shape
+        sizes.append((found.path, rows, columns))
     return sizes
 
 

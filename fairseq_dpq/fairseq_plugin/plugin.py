@@ -80,10 +80,11 @@ class _Watcher(MetaPathFinder):
         return spec
 
     def _watch(self, loader: Any) -> None:
+        run = loader.exec_module
+
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # the class has its own
-            loader.exec_module(module)
-            if self in sys.meta_path:
+            run(module)
+            if module.__name__ == self.awaited and self in sys.meta_path:
                 sys.meta_path.remove(self)
                 self.then()
 
