@@ -12,20 +12,11 @@ import typing
 from argparse import Namespace
 from typing import Any
 
-import torch
-
 KEY = "fairseq_dpq"
 
 
 class DPQ_checkpoint__add__user_dir_fairseq_dpq:
     """Stands in a checkpoint under `KEY`. It holds nothing."""
-
-
-def allow() -> None:
-    """Let torch's safe loader read marked checkpoints in this process."""
-    register = getattr(torch.serialization, "add_safe_globals", None)
-    if register is not None:  # torch < 2.4 has no such list
-        register([DPQ_checkpoint__add__user_dir_fairseq_dpq])
 
 
 def marked(state: dict[str, Any]) -> dict[str, Any]:

@@ -49,5 +49,5 @@ def test_every_family_is_attacked(folder: Path) -> None:
 @pytest.mark.parametrize("cfg", [None, True, 3, 0.5, "checkpoint", ["data"]])
 def test_a_config_that_is_none_has_no_options(cfg: object) -> None:
     assert get_option(cfg, "checkpoint") is None
-    assert get_option({"task": cfg}, "task", 1) == cfg
+    assert get_option({"task": cfg}, "task") == cfg
     assert get_option(Namespace(task=cfg), "task") == cfg

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
+import threading
 import time
 import types
 import warnings
-import weakref
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, Callable
 
 import torch
 
-from fairseq_dpq.fairseq_plugin.patching import MARK, around, replace
+from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.fairseq_plugin.patching import around, replace
 from fairseq_dpq.fairseq_plugin.workers import cpu_workers, ddp_on_cpu
 from fairseq_dpq.marker import plain_globals
 
@@ -67,20 +66,12 @@ def checkpoint_loading() -> bool:
     protection stays on: each class is allowed by name.
     """
     register = getattr(torch.serialization, "add_safe_globals", None)
-    if register is None:  # torch < 2.4 has neither the allow-list nor that default
+    if register is None:  # torch 1 has neither the allow-list nor that default
         return False
-    items = safe_globals()
-    if not _renames_allowed():
-        items = [i for i in items if not isinstance(i, tuple)]
     known = torch.serialization.get_safe_globals()
-    register([i for i in items if i not in known])
-    return any(i not in known for i in items)
-
-
-def _renames_allowed() -> bool:
-    """torch 2.4 and 2.5 have the allow-list, but do not accept (object, name) pairs in it."""
-    major, minor = torch.__version__.split(".")[:2]
-    return (int(major), int(minor)) >= (2, 6)
+    missing = [item for item in safe_globals() if item not in known]
+    register(missing)
+    return bool(missing)
 
 
 def checkpoint_copies() -> bool:
@@ -112,7 +103,7 @@ def checkpoint_copies() -> bool:
 
 
 def numpy_names() -> bool:
-    """numpy 1.24 dropped np.int and np.float, 2.0 np.compat, 2.4 percentile(interpolation=...).
+    """numpy 2 has neither np.int, np.float and np.compat nor percentile(interpolation=...).
 
     Without it `--sample-break-mode eos`, scoring by an LM and `--num-batch-buckets` fail with
     `module 'numpy' has no attribute 'compat'`. The CRF of nacrf_transformer and span masks fail in
@@ -121,23 +112,19 @@ def numpy_names() -> bool:
     """
     import numpy as np
 
+    if hasattr(np, "compat"):
+        return False
+
     def percentile(*args: Any, interpolation: str = "linear", **kwargs: Any) -> Any:
         return np.percentile(*args, **{"method": interpolation, **kwargs})
 
     extra = {"compat": types.SimpleNamespace(long=int), "int": int, "float": float}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy 1.20 to 1.23 warn about the lookup
-        extra = {name: value for name, value in extra.items() if not hasattr(np, name)}
-    if "interpolation" not in inspect.signature(np.percentile).parameters:
-        extra["percentile"] = percentile
-    if not extra:
-        return False
+    extra["percentile"] = percentile
     shim = types.ModuleType("numpy", np.__doc__)
     shim.__dict__.update({**np.__dict__, **extra})
     users = "data.data_utils", "data.token_block_dataset", "data.language_pair_dataset"
     names = [f"fairseq.{user}" for user in (*users, "modules.dynamic_crf_layer")]
-    modules = [importlib.import_module(name) for name in names]
-    done = [replace(module, "np", lambda old: shim) for module in modules]
+    done = [replace(importlib.import_module(name), "np", lambda old: shim) for name in names]
     return any(done)
 
 
@@ -147,23 +134,10 @@ def last_batch() -> bool:
     The 8 is the default of `--required-batch-size-multiple`; all splits are affected. Without it
     fairseq-generate silently translates 96 of 100 sentences and reports the BLEU of those, and a
     set of fewer than 8 sentences fails with `The dataset is empty`. With it the batches are those
-    of 0.12.2.
+    of 0.12.2, which drops nothing.
     """
     import numpy as np
     from fairseq.data import data_utils
-
-    def probe() -> int:
-        three = np.arange(3, dtype=np.int64)
-        batches = data_utils.batch_by_size(
-            three, None, num_tokens_vec=three, max_sentences=4, required_batch_size_multiple=2
-        )
-        return sum(len(b) for b in batches)
-
-    try:
-        if probe() == 3:
-            return False
-    except ImportError:  # fairseq's compiled part is missing; fairseq reports that itself
-        return False
 
     def batch_by_size(old: Callable, indices: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(indices, np.ndarray):
@@ -179,13 +153,11 @@ def last_batch() -> bool:
     return around(data_utils, "batch_by_size", batch_by_size)
 
 
-_consumers: weakref.WeakSet = weakref.WeakSet()
-
-
-def _stop_consumers(seconds: float = 10.0) -> None:
+def _stop_consumers(kind: type, seconds: float = 10.0) -> None:
     """Stop the threads that prefetch batches, and wait for them."""
     end = time.monotonic() + seconds
-    for consumer in list(_consumers):
+    consumers: list[Any] = [t for t in threading.enumerate() if isinstance(t, kind)]
+    for consumer in consumers:
         consumer._max_len = 0  # ends after its current batch
         while consumer.is_alive() and time.monotonic() < end:
             while not consumer._queue.empty():  # it may be blocked on a full queue
@@ -203,14 +175,11 @@ def abort_at_exit() -> bool:
     """
     from fairseq.data import iterators
 
-    def create(old: Callable, self: Any) -> None:
-        old(self)
-        _consumers.add(self._consumer)
+    def make(consumer: type) -> type:
+        atexit.register(_stop_consumers, consumer)
+        return consumer
 
-    if not around(iterators.BufferedIterator, "_create_consumer", create):
-        return False
-    atexit.register(_stop_consumers)
-    return True
+    return replace(iterators, "BackgroundConsumer", make)
 
 
 # Half precision -----------------------------------------------------------------------------------
@@ -243,33 +212,17 @@ def fp16_on_cpu() -> bool:
     """`--fp16` flattens the gradients on the current CUDA device, all versions.
 
     Without it `--fp16` on CPU fails with `Torch not compiled with CUDA enabled`, or puts the copy
-    on the GPU despite `--cpu`. With it, `--fp16` on CPU implies `--fp16-no-flatten-grads`, which
-    gives the same numbers.
-    """
-    from fairseq.optim.fp16_optimizer import FP16Optimizer
-
-    def make(old: Any) -> Any:
-        @functools.wraps(old.__func__)
-        def build_optimizer(cls: type, cfg: Any, params: Any, **kwargs: Any) -> Any:
-            params = list(params)
-            if params and params[0].device.type == "cpu":
-                cfg.common.fp16_no_flatten_grads = True
-            return old.__func__(cls, cfg, params, **kwargs)
-
-        setattr(build_optimizer, MARK, True)
-        return classmethod(build_optimizer)
-
-    return replace(FP16Optimizer, "build_optimizer", make)
-
-
-def fp16_overflow_on_cpu() -> bool:
-    """When the loss scale overflows, fairseq creates a zero on the CUDA device, all versions.
-
-    Without it the first overflow of `--fp16` on CPU ends the run with `Torch not compiled with CUDA
-    enabled` instead of halving the scale. With it, `.cuda()` does nothing while a trainer on CPU
-    takes a step.
+    on the GPU despite `--cpu`; and the first time that the loss scale overflows, fairseq creates a
+    zero on that device instead of halving the scale. With it, `--fp16` on CPU implies
+    `--fp16-no-flatten-grads`, which gives the same numbers, and `.cuda()` does nothing while a
+    trainer on CPU takes a step.
     """
     from fairseq.trainer import Trainer
+
+    def build_optimizer(old: Callable, self: Any) -> None:
+        if self.device.type == "cpu":
+            self.cfg.common.fp16_no_flatten_grads = True
+        old(self)
 
     def train_step(old: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.cuda or not self.cfg.common.fp16:
@@ -281,6 +234,7 @@ def fp16_overflow_on_cpu() -> bool:
         finally:
             torch.Tensor.cuda = before  # type: ignore[method-assign]
 
+    around(Trainer, "_build_optimizer", build_optimizer)
     return around(Trainer, "train_step", train_step)
 
 
@@ -296,11 +250,7 @@ _NOISE: tuple[tuple[str, type, str], ...] = (
     # Attributed to a frame far above hydra: the user's script, or nothing at all.
     (r"\s*'config' is validated against ConfigStore schema", UserWarning, ""),
     (r"\s*The strict flag in the compose API is deprecated", UserWarning, r"hydra\."),
-    (
-        r"'pin_memory' argument is set as true but no accelerator",
-        UserWarning,
-        r"torch\.utils\.data",
-    ),
+    (r"'pin_memory' argument is set as true but no accelerator", UserWarning, r"torch\.utils"),
     # fairseq passes its own --broadcast-buffers to DistributedDataParallel
     (r"`broadcast_buffers` is deprecated", FutureWarning, r"fairseq"),
     (r"`torch\.cuda\.amp\.\w+\(args\.\.\.\)` is deprecated", FutureWarning, r"(fairseq|torch)"),
@@ -340,13 +290,12 @@ def user_dir_again() -> bool:
     def import_user_module(old: Callable, args: Any) -> None:
         name = getattr(args, "user_dir", None)
         if name is not None:
-            places = [os.path.abspath(name), os.path.join(beside, name)]
-            places.append(os.path.join(beside, "..", name))
-            found = next((place for place in places if os.path.exists(place)), None)
-            found = found or _package_folder(name)
+            folders = [os.path.join(start, name) for start in (os.getcwd(), beside, f"{beside}/..")]
+            found = next(filter(os.path.exists, folders), None)
+            if found is None and name.isidentifier():
+                spec = importlib.util.find_spec(name)
+                found = next(iter(spec.submodule_search_locations or []), None) if spec else None
             if found is None:
-                from fairseq_dpq.config import DPQConfigError
-
                 raise DPQConfigError(
                     f"--user-dir {name}: there is no such folder here or beside fairseq, and no "
                     f"Python package of that name; the plugin is fairseq_dpq, in {package}"
@@ -357,13 +306,6 @@ def user_dir_again() -> bool:
         old(args)
 
     return around(utils, "import_user_module", import_user_module)
-
-
-def _package_folder(name: str) -> str | None:
-    """The folder of a package that Python can import."""
-    spec = importlib.util.find_spec(name) if name.isidentifier() else None
-    places = spec.submodule_search_locations if spec is not None else None
-    return next(iter(places), None) if places else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -378,7 +320,6 @@ PATCHES: tuple[Callable[[], bool], ...] = (
     ddp_on_cpu,
     bf16_without_tpu,
     fp16_on_cpu,
-    fp16_overflow_on_cpu,
     user_dir_again,
     warning_noise,
 )

@@ -10,13 +10,11 @@ from typing import Any, Iterator, Mapping
 from fairseq_dpq.files.record import RECORD_KEY, TablesRecord
 
 
-def get_option(cfg: Any, key: str, default: Any = None) -> Any:
-    """A key of a fairseq config of any type. A stranger's file may have anything in its place."""
-    if isinstance(cfg, Namespace):
-        return getattr(cfg, key, default)
-    if not isinstance(cfg, Mapping):
-        return default
-    return cfg[key] if key in cfg else default  # noqa: SIM401, DictConfig.get is not dict.get
+def get_option(cfg: Any, key: str) -> Any:
+    """A key of a fairseq config of any type, None if it has none. A stranger's file may have
+    anything in its place."""
+    items = vars(cfg) if isinstance(cfg, Namespace) else cfg
+    return items[key] if isinstance(items, Mapping) and key in items else None
 
 
 def run_option(cfg: Any, section: str, key: str) -> Any:
@@ -35,25 +33,28 @@ def set_options(cfg: Any, values: dict[str, Any]) -> None:
         items.update(values)
 
 
-def delete_options(cfg: Any, keys: list[str]) -> None:
-    """Delete keys of a fairseq config if they are present."""
+def take_options(cfg: Any, keys: list[str]) -> dict[str, Any]:
+    """Remove keys from a fairseq config; those that were there, with their values."""
     with _open(cfg) as items:
-        for key in keys:
-            items.pop(key, None)
+        return {key: items.pop(key) for key in keys if key in items}
 
 
 @contextlib.contextmanager
 def _open(cfg: Any) -> Iterator[Any]:
     """A config as a dictionary that can be written to."""
-    if isinstance(cfg, Namespace):
-        yield vars(cfg)
-    elif isinstance(cfg, dict):
-        yield cfg
+    if isinstance(cfg, (Namespace, dict)):
+        yield vars(cfg) if isinstance(cfg, Namespace) else cfg
     else:
         from omegaconf import open_dict
 
         with open_dict(cfg):
             yield cfg
+
+
+def model_config(state: Any) -> Any:
+    """The config of a checkpoint's model; those of fairseq 0.9 and before have all in one."""
+    cfg = state.get("cfg")
+    return get_option(cfg, "model") if cfg else state.get("args")
 
 
 def read_record(cfg: Any) -> TablesRecord | None:

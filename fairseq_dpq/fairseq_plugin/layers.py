@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form
+from fairseq_dpq.kept import Built, TableCache
 from fairseq_dpq.layer import DPQEmbedding
 from fairseq_dpq.methods.base import MethodOptions, TableUse
 from fairseq_dpq.output import StoredWeight
@@ -47,13 +48,12 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, option_files=False, **kwargs)
         self.defer_updates = True  # statistics follow each update, not each micro-batch
-        self._log_evaluation = True
         # The options as they were given, while the length of the training is not known.
         self.open_schedule: tuple[MethodOptions, TableUse] | None = None
 
     def forward(self, indices: Tensor) -> Tensor:
         out = super().forward(indices)
-        watched = self.method.regularized and self._log_evaluation
+        watched = self.method.regularized and self._frozen_codes is None  # not in generation
         if watched and not self.training and not torch.is_grad_enabled():
             self._note_regularizer(indices.reshape(-1), out)
         return out
@@ -85,47 +85,33 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
         return table if is_tracing() else as_of_full_model(table)
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        # fairseq calls this before its own eval(), which keeps the codes.
-        self._log_evaluation = False
-        self.freeze()
+        self.freeze()  # fairseq calls its own eval() after this, which keeps the codes
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        if any(f"{name}.{form.signature_tensor}" in state_dict for form in FORMS.values()):
-            raise DPQConfigError(
-                f"{name} is compact in this checkpoint: what training needs is gone. Restore the "
-                "training checkpoint it was made from"
-            )
         full = state_dict.get(f"{name}.weight")
-        shape = (self.num_embeddings, self.embedding_dim)
-        is_full = full is not None and tuple(full.shape) == shape
-        if full is not None and is_full and f"{name}.query" not in state_dict:
+        if f"{name}.query" in state_dict:
+            self._adapt_state(state_dict, f"{name}.")
+        elif full is not None and full.shape == (self.num_embeddings, self.embedding_dim):
             instead = " instead of a warm-up" if self.schedule_counts()[1] else ""
-            logger.info(
-                f"{name}: k-means of the full table in the checkpoint is the start{instead}"
-            )
-            for key, tensor in self._start_state(full).items():
-                state_dict[f"{name}.{key}"] = tensor
-        elif f"{name}.query" in state_dict:
-            self._adapt_state(state_dict, name)
+            text = f"k-means of the full table in the checkpoint is the start{instead}"
+            logger.info(f"{name}: {text}")
+            start = self._start_state(full)
+            state_dict.update({f"{name}.{key}": tensor for key, tensor in start.items()})
         super().upgrade_state_dict_named(state_dict, name)
 
-    def _adapt_state(self, state_dict: dict[str, Tensor], name: str) -> None:
+    def _adapt_state(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Start what options add that the checkpoint was trained without, drop what they left out.
 
         `check_restore` has seen to it that the user wants it, and that the shapes are the same.
         """
-        prefix = f"{name}."
-        saved = {k[len(prefix) :]: state_dict[k] for k in list(state_dict) if k.startswith(prefix)}
+        own = [key for key in state_dict if key.startswith(prefix)]
+        saved = {key[len(prefix) :]: state_dict.pop(key) for key in own}
         state = {key: buffer.clone() for key, buffer in self.named_buffers()}
         book = replace(self.codebook(), tensors={**self.codebook().tensors, **saved, **state})
         for tracker in self.trackers:
             tracker.adopt(saved, book)
-        own = {*self.parts, *state}
-        for key in [*saved]:
-            if key in own:
-                state_dict[prefix + key] = saved[key]
-            else:
-                state_dict.pop(prefix + key, None)
+        for key in saved.keys() & {*self.parts, *state}:
+            state_dict[prefix + key] = saved[key]
 
     def _start_state(self, full: Tensor) -> dict[str, Tensor]:
         """The state that starts near a full table, by k-means."""
@@ -150,11 +136,10 @@ class _FairseqForm(_LoadsInFairseq):
     """
 
     exact_logits = False
-    _keeps_dense = False
-    _dense: Tensor | None = None
+    _dense: TableCache | None = None
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        self._keeps_dense = True
+        self._dense = TableCache()
 
     @property
     def weight(self) -> Tensor | StoredWeight:
@@ -165,31 +150,18 @@ class _FairseqForm(_LoadsInFairseq):
             return form.dense()
         if form.corrects_logits or (form.serves_logits and not self.exact_logits):
             return StoredWeight(form)
-        if not self._keeps_dense:
-            return as_of_full_model(form.dense())
         if self._dense is None:
-            # Not an inference tensor, which could not be used once that mode is over.
-            with torch.inference_mode(False), torch.no_grad():
-                self._dense = form.dense()
-        return as_of_full_model(self._dense)
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        self._dense = None
-        return super()._apply(*args, **kwargs)  # type: ignore[misc]
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self._dense = None
-        super()._load_from_state_dict(*args)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_dense": None}  # type: ignore[misc, dict-item]
+            return as_of_full_model(form.dense())
+        # Not an inference tensor, which could not be used once that mode is over.
+        with torch.inference_mode(False), torch.no_grad():
+            built = self._dense.get(form.buffers(), lambda: Built(form.dense()))
+        return as_of_full_model(built.rows)
 
     def __prepare_scriptable__(self) -> nn.Module:
         """TorchScript gets the layer without what only fairseq needs."""
         cls = FORMS[type(self).kind]  # type: ignore[attr-defined]
         plain = cls.__new__(cls)
-        plain.__dict__ = self.__getstate__()
-        del plain.__dict__["_dense"]
+        plain.__dict__ = {k: v for k, v in self.__dict__.items() if k != "_dense"}
         return plain
 
 
@@ -199,30 +171,24 @@ def as_of_full_model(table: Tensor) -> Tensor:
     torch.matmul asks for that mark. Without it, the product with a decoder's output, whose rows are
     not in order, becomes one product per hypothesis, and each of them reads the whole table.
     """
-    if torch.is_grad_enabled() or table.requires_grad or not _can_be_marked(table):
+    foreign = table.is_inference() and not torch.is_inference_mode_enabled()
+    if torch.is_grad_enabled() or table.requires_grad or foreign or not table.is_floating_point():
         return table
     return table.detach().requires_grad_()
 
 
-def _can_be_marked(table: Tensor) -> bool:
-    return table.is_floating_point() and (
-        torch.is_inference_mode_enabled() or not table.is_inference()
-    )
-
-
 @functools.lru_cache(maxsize=None)
-def form_class(kind: str) -> type[Form]:
+def form_class(plain: type[Form]) -> type[Form]:
     """The class of a stored form inside a fairseq model."""
-    plain = FORMS[kind]
     made: Any = type(f"Fairseq{plain.__name__}", (_FairseqForm, plain), {"__module__": __name__})
     return made
 
 
 def __getattr__(name: str) -> Any:
     """The classes of `form_class`: pickle finds them by name."""
-    for kind, plain in FORMS.items():
+    for plain in FORMS.values():
         if name == f"Fairseq{plain.__name__}":
-            return form_class(kind)
+            return form_class(plain)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

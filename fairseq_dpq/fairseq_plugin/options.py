@@ -26,11 +26,10 @@ from fairseq_dpq.config import (
     option_type,
 )
 from fairseq_dpq.fairseq_plugin.configs import get_option
+from fairseq_dpq.fairseq_plugin.patching import around
 from fairseq_dpq.methods import DEFAULT_METHOD, METHODS, MethodOptions, make_options
 from fairseq_dpq.methods.base import all_options, takers
-
-_MARK = "_has_dpq_options"
-_K = key("K")
+from fairseq_dpq.model import EmbeddingTable
 
 
 @dataclass
@@ -56,16 +55,24 @@ class PluginOptions:
     given: dict[str, Any] = field(default_factory=dict)  # of the methods: what is not the default
 
     @property
+    def switch(self) -> str:
+        """The option that turns DPQ on with this method."""
+        return METHODS[self.method].switch if self.method in METHODS else "K"
+
+    @property
     def enabled(self) -> bool:
         """Whether any table is to be replaced."""
-        method = METHODS.get(self.method)
-        return bool(self.given.get("K") or (method and self.given.get(method.switch)))
+        return bool(self.given.get("K") or self.given.get(self.switch))
+
+    def changed(self) -> dict[str, Any]:
+        """The plugin's own options that are not the default."""
+        own = {f.name: (getattr(self, f.name), f.default) for f in plugin_fields()}
+        return {name: value for name, (value, default) in own.items() if value != default}
 
     def to_keys(self) -> dict[str, Any]:
         """The options as flat config keys, as a checkpoint keeps them."""
-        own = {f.name: getattr(self, f.name) for f in plugin_fields()}
-        methods = {f.name: self.given.get(f.name, f.default) for f in method_fields()}
-        return {key(name): value for name, value in {**methods, **own}.items()}
+        given = {**self.given, **self.changed()}
+        return {key(f.name): given.get(f.name, f.default) for f in flag_fields()}
 
     def of_table(self, decoder: bool) -> MethodOptions:
         """The method's options for one table; the decoder may have its own K and D."""
@@ -131,13 +138,9 @@ def _fairseq_fields() -> list[tuple[str, Any, Any]]:
     return out
 
 
-def _add_dataclass(parser: Any) -> None:
-    from fairseq.dataclass import FairseqDataclass
-    from fairseq.dataclass.utils import gen_parser_from_dataclass
-
-    bases = (FairseqDataclass,)
-    options = dataclasses.make_dataclass("DPQOptions", _fairseq_fields(), bases=bases)
-    gen_parser_from_dataclass(parser, options())
+def _with_options(base: Any) -> Any:
+    """A fairseq dataclass that has the DPQ options too."""
+    return dataclasses.make_dataclass(base.__name__, _fairseq_fields(), bases=(base,))
 
 
 def add_to_task(name: str) -> None:
@@ -145,17 +148,13 @@ def add_to_task(name: str) -> None:
     from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
     from hydra.core.config_store import ConfigStore
 
-    task = TASK_REGISTRY[name]
-    if task.__dict__.get(_MARK):
-        return
-    setattr(task, _MARK, True)
-    dataclass = TASK_DATACLASS_REGISTRY.get(name)
+    task, dataclass = TASK_REGISTRY[name], TASK_DATACLASS_REGISTRY.get(name)
     if dataclass is None:
-        task.add_args = staticmethod(_with_options(task.add_args))
+        around(task, "add_args", _add_args)
         return
-    if _K not in dataclass.__dataclass_fields__:
-        own = _fairseq_fields()
-        dataclass = dataclasses.make_dataclass(dataclass.__name__, own, bases=(dataclass,))
+    if key("K") in dataclass.__dataclass_fields__:
+        return
+    dataclass = _with_options(dataclass)
     setattr(task, "__dataclass", dataclass)
     TASK_DATACLASS_REGISTRY[name] = dataclass
     node = dataclass()
@@ -163,18 +162,22 @@ def add_to_task(name: str) -> None:
     ConfigStore.instance().store(name=name, group="task", node=node, provider="fairseq")
 
 
-def _with_options(add_args: Callable[[Any], None]) -> Callable[[Any], None]:
-    def add(parser: Any) -> None:
-        add_args(parser)
-        _add_dataclass(parser)
+def _add_flags(parser: Any) -> None:
+    from fairseq.dataclass import FairseqDataclass
+    from fairseq.dataclass.utils import gen_parser_from_dataclass
 
-    return add
+    gen_parser_from_dataclass(parser, _with_options(FairseqDataclass)())
+
+
+def _add_args(old: Callable, parser: Any) -> None:
+    old(parser)
+    _add_flags(parser)
 
 
 def add_to_parser(parser: Any) -> None:
     """Add the DPQ options to a parser, as a separate group."""
     group = parser.add_argument_group("DPQ", "compress embedding tables (turned on by --dpq-K)")
-    _add_dataclass(group)
+    _add_flags(group)
     for f in flag_fields():
         add_lower_case(group, f.name)
 
@@ -207,18 +210,14 @@ def read_options(cfg: Any) -> PluginOptions:
 
 def make_plugin_options(values: dict[str, Any]) -> PluginOptions:
     """From the values of all flags, by name."""
-    plain = {k: v.value if isinstance(v, enum.Enum) else v for k, v in values.items()}
-    own = {f.name for f in plugin_fields()}
-    default = {f.name: f.default for f in method_fields()}
-    given = {
-        name: value
-        for name, value in plain.items()
-        if name in default and value is not None and value != default[name]
-    }
-    if not given.get("K"):  # 0 is off
-        given.pop("K", None)
-    mine = {name: value for name, value in plain.items() if name in own and value is not None}
-    return PluginOptions(**mine, given=given)
+    given = {}
+    for f in flag_fields():
+        value = values.get(f.name)
+        value = value.value if isinstance(value, enum.Enum) else value
+        if value is not None and value != f.default and (f.name != "K" or value):  # 0 is off
+            given[f.name] = value
+    own = {f.name: given.pop(f.name) for f in plugin_fields() if f.name in given}
+    return PluginOptions(**own, given=given)
 
 
 def check_options(cfg: Any) -> None:
@@ -233,17 +232,14 @@ def check_options(cfg: Any) -> None:
         for decoder in (False, True):
             options.of_table(decoder).validate(format=options.format(decoder))
         return
-    default = PluginOptions()
-    own = {f.name: getattr(options, f.name) for f in plugin_fields()}
     full = {"full_start", "embeddings"} if options.full_start != 1 else set()
-    changed = {n: v for n, v in own.items() if v != getattr(default, n) and n not in full}
-    for name, value in {**changed, **options.given}.items():
-        method = METHODS.get(options.method)
-        switch = flag("K" if method is None else method.switch)
-        raise DPQConfigError(
-            f"{format_flag(name, value)} has no effect without {switch}: DPQ is off; "
-            f"add {switch} 32, or leave it out"
-        )
+    switch = flag(options.switch)
+    for name, value in {**options.changed(), **options.given}.items():
+        if name not in full:
+            raise DPQConfigError(
+                f"{format_flag(name, value)} has no effect without {switch}: DPQ is off; "
+                f"add {switch} 32, or leave it out"
+            )
 
 
 # Which tables -------------------------------------------------------------------------------------
@@ -268,31 +264,21 @@ def decoder_only(paths: Sequence[str]) -> bool:
     return all(in_decoder(path) for path in paths)
 
 
-def choose(tables: Sequence[Sequence[str]], wanted: str) -> list[int]:
-    """The indices of the tables that `--dpq-embeddings WANTED` selects. A table is given as the
-    list of its module paths: a shared one has several."""
-    wanted, name = wanted.strip(), flag("embeddings")
-    everything = list(range(len(tables)))
-    if wanted == "all":
-        return everything
-    if wanted == "input":
-        return [i for i in everything if not decoder_only(tables[i])] or everything
-    if wanted == "decoder":
-        chosen = [i for i in everything if any(in_decoder(path) for path in tables[i])]
-        if not chosen:
-            raise DPQConfigError(
-                f"{name} {wanted}: this model has no decoder table; it has "
-                + ", ".join(paths[0] for paths in tables)
-            )
-        return chosen
-    chosen = []
-    for path in (part.strip() for part in wanted.split(",")):
-        match = next((i for i in everything if path in tables[i]), None)
-        if match is None:
-            raise DPQConfigError(
-                f"{name} {wanted}: no token table at {path!r}; choose input, decoder, all, or one "
-                "of " + ", ".join(p for paths in tables for p in paths)
-            )
-        if match not in chosen:
-            chosen.append(match)
-    return chosen
+def choose(tables: Sequence[EmbeddingTable], wanted: str) -> list[EmbeddingTable]:
+    """The tables that `--dpq-embeddings WANTED` selects."""
+    by_path = {path: found for found in tables for path in found.paths}
+    words = [word.strip() for word in wanted.split(",")]
+    chosen = words
+    if words == ["all"]:
+        chosen = list(by_path)
+    elif words == ["input"]:
+        chosen = [p for p, f in by_path.items() if not decoder_only(f.paths)] or list(by_path)
+    elif words == ["decoder"]:
+        chosen = [p for p in by_path if in_decoder(p)]
+    missing = [path for path in chosen or words if path not in by_path]
+    if missing:
+        raise DPQConfigError(
+            f"{flag('embeddings')} {wanted}: no token table at {missing[0]!r}; it has "
+            f"{', '.join(by_path) or 'none (embed_tokens)'}. Choose input, decoder, all, or paths"
+        )
+    return list({by_path[path].path: by_path[path] for path in chosen}.values())

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Callable, Iterator, Sequence
@@ -16,11 +16,9 @@ from typing import Any, Callable, Iterator, Sequence
 def register() -> None:
     """Apply the patches, register options and classes, attach the hooks; safe to call again."""
     with _same_logging():
-        from fairseq_dpq import marker
         from fairseq_dpq.fairseq_plugin import compat, hooks, options
 
         compat.apply()
-        marker.allow()
         import fairseq_dpq.fairseq_plugin.optim
         import fairseq_dpq.fairseq_plugin.tasks  # noqa: F401
 
@@ -78,26 +76,19 @@ class _Watcher(MetaPathFinder):
         found = (f.find_spec(name, path, target) for f in sys.meta_path if f is not self)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._loaded)
+            self._watch(spec.loader)
         return spec
 
-    def _loaded(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            self.then()
+    def _watch(self, loader: Any) -> None:
+        run = loader.exec_module
 
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            if module.__name__ == self.awaited and self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self.then()
 
-class _Loader(Loader):
-    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
-        self.loader, self.then = loader, then
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__.loader = module.__loader__ = self.loader  # type: ignore[union-attr]
-        self.loader.exec_module(module)
-        self.then()
+        loader.exec_module = exec_module
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:

@@ -12,16 +12,14 @@ import torch
 import torch.distributed as dist
 
 from fairseq_dpq.config import DPQConfigError, flag, format_flag
-from fairseq_dpq.fairseq_plugin.configs import get_option, read_record
+from fairseq_dpq.fairseq_plugin.configs import model_config, read_record
 from fairseq_dpq.fairseq_plugin.options import (
-    PluginOptions,
     has_options,
     make_plugin_options,
-    plugin_fields,
     read_options,
 )
 from fairseq_dpq.files.record import Table, TablesRecord
-from fairseq_dpq.methods import METHODS, MethodOptions
+from fairseq_dpq.methods import MethodOptions
 from fairseq_dpq.methods.base import all_options
 
 logger = logging.getLogger("fairseq_dpq")
@@ -30,61 +28,54 @@ _LAST = "checkpoint_last.pt"  # fairseq looks for a file of this name in --save-
 
 
 class Saved(NamedTuple):
-    """What the checkpoint has that training will go on from."""
+    """What training goes on from."""
 
-    record: TablesRecord
-    anew: bool  # with a new optimiser: the command's options count
-
-
-def starts_trained(option: Callable[[str], Any]) -> bool:
-    """Whether the command names a trained model to begin at, as `saved` reads its options."""
-    return bool(option("finetune_from_model") or option("reset_optimizer"))
+    tables: dict[str, Table]  # those of the checkpoint, if there is one
+    anew: bool = False  # with a new optimiser: the command's options count
+    trained: bool = False  # whether the command names a trained model to begin at
 
 
-def saved(option: Callable[[str], Any]) -> Saved | None:
-    """The record of the checkpoint that training will go on from, if there is one.
+NOTHING = Saved({})
+
+
+def saved(option: Callable[[str], Any]) -> Saved:
+    """The tables of the checkpoint that training will go on from.
 
     `option` gives the options of fairseq's checkpoint group, e.g. save_dir. The file is the one
     that fairseq's `load_checkpoint` takes. The first worker's copy counts: as in fairseq, the
     others need not see the file.
     """
-    restore_file = option("restore_file")
-    if not restore_file:
-        return None
-    path, anew = Path(restore_file), bool(option("reset_optimizer"))
+    restore_file, tuned = option("restore_file"), option("finetune_from_model")
+    anew = bool(option("reset_optimizer"))
+    trained = bool(tuned) or anew
+    path = Path(restore_file or "")
     if restore_file == _LAST:
         path = Path(option("save_dir") or "", _LAST)
         if not path.exists() and option("continue_once"):
             path = Path(option("continue_once"))
-        elif not path.exists() and option("finetune_from_model"):
-            path, anew = Path(option("finetune_from_model")), True
-    found = (_record_text(path) if path.is_file() else None, anew)
+        elif not path.exists() and tuned:
+            path, anew = Path(tuned), True
+    found = [(_record_text(path) if path.is_file() else None, anew)]
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        shared = [found]
-        dist.broadcast_object_list(shared, 0)
-        found = shared[0]
-    text, anew = found
-    return None if text is None else Saved(TablesRecord.from_json(text), anew)
+        dist.broadcast_object_list(found, 0)
+    text, anew = found[0]
+    return Saved({} if text is None else TablesRecord.from_json(text).tables, anew, trained)
 
 
 def _record_text(path: Path) -> str | None:
     how = {"mmap": True} if "mmap" in inspect.signature(torch.load).parameters else {}
     try:
         state = torch.load(str(path), map_location="cpu", **how)
-        record = read_record(_model_cfg(state))
+        record = read_record(model_config(state))
     except Exception:  # fairseq reads the file next, and says what is wrong with it
         return None
     return None if record is None else record.to_json()
 
 
-def _model_cfg(state: Any) -> Any:
-    return get_option(state.get("cfg"), "model") if state.get("cfg") else state.get("args")
-
-
 def adopt(config: MethodOptions, path: str, saved: Saved) -> MethodOptions:
     """Options that were left open, as the checkpoint's table at `path` has them. Of those that a
     checkpoint keeps, as the schedule, what the command gives counts only with a new optimiser."""
-    before = saved.record.tables[path].options
+    before = saved.tables[path].options
     own = {}
     if before["method"] != config.method.name:
         return config  # `check_restore` says what is wrong
@@ -107,7 +98,7 @@ def adopt(config: MethodOptions, path: str, saved: Saved) -> MethodOptions:
 
 def check_restore(model_cfg: Any, state: Any, filename: str, reset_optimizer: bool) -> None:
     """Compare a checkpoint's DPQ tables with those of the model that would load it."""
-    saved_cfg = _model_cfg(state)
+    saved_cfg = model_config(state)
     saved, current = read_record(saved_cfg), read_record(model_cfg)
     if saved is not None and saved.stage == "compact":
         source = f": {saved.source}" if saved.source else ""
@@ -164,10 +155,7 @@ def _flags(cfg: Any, record: TablesRecord) -> str:
     """The DPQ options of a model's config as flags to paste: its size, and all that were given."""
     table: Table = next(iter(record.tables.values()))
     options = read_options(cfg) if has_options(cfg) else make_plugin_options(table.options)
-    size = (METHODS[options.method].switch, "D", "method")
+    size = (options.switch, "D", "method")
     words = {name: table.options[name] for name in size if name in table.options}
-    default = PluginOptions()
-    own = {f.name: getattr(options, f.name) for f in plugin_fields()}
-    words.update(options.given)
-    words.update({name: v for name, v in own.items() if v != getattr(default, name)})
+    words.update({**options.given, **options.changed()})
     return " ".join(format_flag(name, value) for name, value in words.items())

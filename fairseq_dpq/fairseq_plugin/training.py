@@ -1,5 +1,5 @@
 """DPQ during training: how long the warm-up is, the regulariser in the loss, statistics after each
-update, the log.
+update, the log. Functions with `old` are hooks (`hooks.py`).
 
 Every criterion is called with the model, so the regularisers of its tables are collected there.
 They are added once, scaled by the criterion's sample size.
@@ -7,23 +7,20 @@ They are added once, scaled by the criterion's sample size.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import os
 import sys
-from dataclasses import fields
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_dpq.config import DPQConfigError, format_flag
-from fairseq_dpq.fairseq_plugin.configs import get_option, read_record, run_option, write_record
+from fairseq_dpq.fairseq_plugin.configs import get_option, read_record, write_record
 from fairseq_dpq.fairseq_plugin.layers import FairseqDPQEmbedding
 from fairseq_dpq.fairseq_plugin.options import read_options
 from fairseq_dpq.layer import DPQEmbedding, dpq_modules
-from fairseq_dpq.methods import MethodOptions
 from fairseq_dpq.training.codes import code_counts, usage_of_counts
 
 logger = logging.getLogger("fairseq_dpq")
@@ -34,13 +31,9 @@ _COLLAPSED = 0.25  # of the codes in use, or of the entropy that is possible
 _UNKNOWN = 8  # updates, until the data is loaded: enough for a warm-up to exist at all
 
 
-def named_tables(model: nn.Module) -> list[tuple[str, DPQEmbedding]]:
-    """The DPQ tables of a model, DDP-wrapped or not, each once, by path."""
-    return [
-        (name.replace("module.", "", 1) if name.startswith("module.") else name, m)
-        for name, m in model.named_modules()
-        if isinstance(m, DPQEmbedding)
-    ]
+def _named_tables(model: nn.Module) -> list[tuple[str, DPQEmbedding]]:
+    """The DPQ tables of a model, each once, by path."""
+    return [(name, m) for name, m in model.named_modules() if isinstance(m, DPQEmbedding)]
 
 
 # The length of the training -----------------------------------------------------------------------
@@ -48,81 +41,75 @@ def named_tables(model: nn.Module) -> list[tuple[str, DPQEmbedding]]:
 # data is loaded, so that tables get their schedule then.
 
 
-def first_guess(model_cfg: Any) -> int:
-    """The number of updates as far as it is known when the model is built; 0 if it has no end."""
-    updates = int(run_option(model_cfg, "optimization", "max_update") or 0)
-    if updates:
-        return updates
-    return _UNKNOWN if run_option(model_cfg, "optimization", "max_epoch") else 0
-
-
-def is_open(given: MethodOptions, config: MethodOptions) -> bool:
-    """Whether the length of the training decides about an option that a checkpoint keeps."""
-    kept = [f.name for f in fields(config) if f.metadata["keeps"]]
-    return any(getattr(given, n) is None and getattr(config, n) is not None for n in kept)
-
-
-def settle_schedules(trainer: Any, batches: Any) -> None:
-    """Set the schedules that were left open, now that the batches of an epoch are known."""
-    cfg, model = trainer.cfg, trainer.get_model()
-    tables = [
-        (path, table, table.open_schedule)
-        for path, table in named_tables(model)
-        if isinstance(table, FairseqDPQEmbedding) and table.open_schedule is not None
-    ]
-    if not tables:
-        return
-    length = _updates(cfg.optimization, len(batches))
-    record = read_record(cfg.model)
-    for path, table, (wanted, use) in tables:
-        table.open_schedule = None
-        now, plain, _ = table.schedule_counts()
-        if not length or not plain:
-            continue
-        started = now > 0
-        if started and now != plain:
-            continue  # codes that a DPQ checkpoint brought
-        config = wanted.resolved(use._replace(max_update=max(length, _UNKNOWN)))
-        table.set_schedule(config, started)
-        if record is not None and path in record.tables:
-            record.tables[path].options = config.keywords()
-        _, plain, last = table.schedule_counts()
-        ramp = f"the full table gives way to quantised rows until update {last - plain}"
-        logger.info(f"{path}: {ramp if started else config.method.describe_start(config)}")
-    if record is not None:
-        write_record(cfg.model, record)
-
-
-def _updates(optimization: Any, batches: int) -> int:
-    """The number of updates of the whole training, whichever limit comes first."""
-    most = int(get_option(optimization, "max_update") or 0)
-    epochs = int(get_option(optimization, "max_epoch") or 0)
-    if not epochs:
+def planned_updates(option: Callable[[str], Any], batches: int | None = None) -> int:
+    """The number of updates of the whole training, whichever limit comes first, 0 if it has no
+    end; without the batches of an epoch, as far as it is known. `option` reads those of fairseq's
+    optimization group."""
+    most, epochs = (int(option(name) or 0) for name in ("max_update", "max_epoch"))
+    if not epochs or (batches is None and most):
         return most
-    each = list(get_option(optimization, "update_freq") or [1])
+    if batches is None:
+        return _UNKNOWN
+    each = list(option("update_freq") or [1])
     total = sum(-(-batches // each[min(epoch, len(each) - 1)]) for epoch in range(epochs))
     return min(total, most) if most else total
 
 
+def settle_schedules(old: Callable, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Set the schedules that were left open, as soon as the batches of an epoch are known."""
+    batches = old(trainer, *args, **kwargs)
+    cfg, found = trainer.cfg, _named_tables(trainer.get_model())
+    tables = {path: table for path, table in found if getattr(table, "open_schedule", None)}
+    if not tables:
+        return batches
+    length = planned_updates(lambda name: get_option(cfg.optimization, name), len(batches))
+    record = read_record(cfg.model)
+    for path, table in tables.items():
+        assert isinstance(table, FairseqDPQEmbedding) and table.open_schedule is not None
+        (wanted, use), table.open_schedule = table.open_schedule, None
+        now, plain, _ = table.schedule_counts()
+        started = now > 0
+        if not length or not plain or (started and now != plain):
+            continue  # the last: codes that a DPQ checkpoint brought
+        config = wanted.resolved(use._replace(max_update=max(length, _UNKNOWN)))
+        table.set_schedule(config, started)
+        if record is not None and path in record.tables:
+            record.tables[path].options = config.keywords()
+            write_record(cfg.model, record)
+        _, plain, last = table.schedule_counts()
+        ramp = f"the full table gives way to quantised rows until update {last - plain}"
+        logger.info(f"{path}: {ramp if started else config.method.describe_start(config)}")
+    return batches
+
+
 # Each update --------------------------------------------------------------------------------------
 
-
-def forget_batch(model: Any) -> None:
-    """Drop regularisers that are not those of the next batch."""
-    for table in dpq_modules(model) if isinstance(model, nn.Module) else ():
-        table.regularizers.waiting.clear()
+_depth = 0  # a criterion may call others; the outermost one adds the regulariser
 
 
-def add_regularizer(model: Any, result: Any) -> Any:
-    """Add the tables' regularisers to a criterion's (loss, sample_size, logging_output)."""
-    if not isinstance(model, nn.Module):
-        return result
-    found = (table.regularizers.pop() for table in dpq_modules(model))
-    popped = [pair for pair in found if pair is not None]
-    if not popped:
+def add_regularizer(
+    old: Callable, criterion: Any, model: Any, *args: Any, **kwargs: Any
+) -> tuple[Any, Any, Any]:
+    """Add the tables' regularisers to the (loss, sample_size, logging_output) of any criterion,
+    once for each batch."""
+    global _depth
+    tables = list(dpq_modules(model)) if isinstance(model, nn.Module) else []
+    if not _depth and tables and not model.training:
+        _drop_regularizers(tables)  # of passes outside the criterion, e.g. of --eval-bleu
+    _depth += 1
+    try:
+        result = old(criterion, model, *args, **kwargs)
+    except BaseException:  # out of memory, say: the trainer may go on with the next batch
+        _drop_regularizers(tables)
+        raise
+    finally:
+        _depth -= 1
+    popped = [] if _depth else [table.regularizers.pop() for table in tables]
+    pairs = [pair for pair in popped if pair is not None]
+    if not pairs:
         return result
     loss, sample_size, logging_output = result
-    terms, errors = zip(*popped)
+    terms, errors = zip(*pairs)
     if model.training:
         loss = loss + torch.stack(terms).sum() * sample_size
     logging_output[REGULARIZER_KEY] = torch.stack(errors).sum() * sample_size
@@ -130,9 +117,23 @@ def add_regularizer(model: Any, result: Any) -> Any:
     return loss, sample_size, logging_output
 
 
-def after_update(model: nn.Module, optimizer: Any) -> None:
-    """Update the tables' statistics after one update, identically on all workers."""
-    for name, table in named_tables(model):
+def _drop_regularizers(tables: list[DPQEmbedding]) -> None:
+    for table in tables:
+        table.regularizers.waiting.clear()
+
+
+def skip_dummy_batch(old: Callable, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keep the dummy batch of a worker that has run out of data out of the statistics."""
+    sample, is_dummy = old(trainer, *args, **kwargs)
+    for table in dpq_modules(trainer.model):
+        table.ignore_batch = bool(is_dummy)
+    return sample, is_dummy
+
+
+def follow_update(old: Callable, task: Any, optimizer: Any, model: Any, update_num: int) -> None:
+    """Update the tables' statistics after each update, identically on all workers."""
+    old(task, optimizer, model, update_num)
+    for name, table in _named_tables(model):
         if table.regularizers.waiting:
             raise DPQConfigError(
                 f"the VQ regulariser of {name} did not reach the loss: the task calls "
@@ -143,10 +144,10 @@ def after_update(model: nn.Module, optimizer: Any) -> None:
         if table.step():
             _copy_to_optimizer(table, optimizer)
         if was_plain and not table.is_plain:
-            forget_best()
+            _forget_best()
 
 
-def forget_best() -> None:
+def _forget_best() -> None:
     """The scores of a plain table are those of another model, and its checkpoints have no codes:
     they must not stay the best ones, nor end the training by --patience."""
     from fairseq import checkpoint_utils
@@ -161,44 +162,51 @@ def forget_best() -> None:
 
 def _copy_to_optimizer(table: DPQEmbedding, optimizer: Any) -> None:
     """Copy re-initialised parameters to the float32 copies of an fp16 optimiser."""
-    copies = getattr(optimizer, "fp32_params", None)
+    copies: Any = getattr(optimizer, "fp32_params", None)
     own = getattr(optimizer, "fp16_params", None)
     if copies is None or own is None:
         return
-    mine = {id(p) for p in table.parameters()}
+    pairs: list[tuple[Tensor, Tensor]] = []
     if isinstance(copies, dict):  # one flat tensor for each device
-        offset = dict.fromkeys(copies, 0)
-        for p in own:
-            device = p.device.index if len(copies) > 1 else next(iter(copies))
-            start = offset[device]
-            if id(p) in mine:
-                copies[device].data[start : start + p.numel()] = p.data.float().view(-1)
-            offset[device] = start + p.numel()
+        for device, flat in copies.items():
+            here = [p for p in own if len(copies) == 1 or p.device.index == device]
+            pairs += zip(here, flat.data.split([p.numel() for p in here]))
     else:
-        for p, copy in zip(own, copies):
-            if id(p) in mine:
-                copy.data.copy_(p.data)
-
-
-def log_regularizer(logging_outputs: Any) -> None:
-    """Log the regulariser in fairseq's metrics, next to the loss."""
-    from fairseq.logging import metrics
-
-    with_it = [o for o in logging_outputs or [] if REGULARIZER_KEY in o]
-    weight = sum(_number(o[WEIGHT_KEY]) for o in with_it)
-    if with_it and weight:
-        value = sum(_number(o[REGULARIZER_KEY]) for o in with_it) / weight
-        metrics.log_scalar(REGULARIZER_KEY, value, weight, priority=150, round=5)
-
-
-def _number(value: Any) -> float:
-    return float(value.item() if isinstance(value, Tensor) else value)
+        pairs += zip(own, copies)
+    mine = {id(p) for p in table.parameters()}
+    for p, copy in pairs:
+        if id(p) in mine:
+            copy.data.view_as(p).copy_(p.data)
 
 
 # The log ------------------------------------------------------------------------------------------
 
 
-def watch_of(trainer: Any) -> CodeWatch:
+def log_stats(old: Callable, trainer: Any, logging_outputs: Any, *args: Any, **kw: Any) -> Any:
+    """Log the regulariser with each batch, and code use every so many updates."""
+    from fairseq.logging import metrics
+
+    with_it = [output for output in logging_outputs or [] if REGULARIZER_KEY in output]
+    weight = sum(float(output[WEIGHT_KEY]) for output in with_it)
+    if weight:
+        value = sum(float(output[REGULARIZER_KEY]) for output in with_it) / weight
+        metrics.log_scalar(REGULARIZER_KEY, value, weight, priority=150, round=5)
+    watch = _watch_of(trainer)
+    if trainer.model.training and watch.every and trainer.get_num_updates() % watch.every == 0:
+        watch.look(trainer)
+    for key in watch.stats:
+        # As they are: not averaged over updates.
+        metrics.log_derived(key, lambda _, key=key: watch.stats.get(key, math.nan), priority=160)
+    return old(trainer, logging_outputs, *args, **kw)
+
+
+def look_before_validation(old: Callable, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Measure code use before each validation."""
+    _watch_of(trainer).look(trainer)
+    return old(trainer, *args, **kwargs)
+
+
+def _watch_of(trainer: Any) -> CodeWatch:
     """What follows the codes of a trainer's model."""
     if not hasattr(trainer, "_dpq_watch"):
         trainer._dpq_watch = CodeWatch(read_options(trainer.cfg.model).log_interval)
@@ -212,61 +220,47 @@ class CodeWatch:
         self.every = every
         self.codes: dict[str, Tensor] = {}
         self.updates: int | None = None
-        self.stats: dict[str, float] = {}
+        self.stats: dict[str, float] = {}  # the last means over the tables, as they are logged
 
     @torch.no_grad()
     def look(self, trainer: Any) -> None:
         """Log code use, entropy and change of each table, once for each number of updates."""
         updates = trainer.get_num_updates()
-        tables = [pair for pair in named_tables(trainer.get_model()) if pair[1].method.has_codes]
+        named = _named_tables(trainer.get_model())
+        tables = {name: table for name, table in named if table.method.has_codes}
         if not tables or updates == self.updates:
             return
-        writer = _tensorboard(trainer.cfg)
-        before, self.updates = self.updates, updates
-        rows: list[dict[str, float]] = []
-        full = compact = 0.0
-        for name, table in tables:
+        rows = {}
+        for name, table in tables.items():
             if table.is_plain:
                 now, last, _ = table.schedule_counts()
                 logger.info(f"{name}: no codes yet, update {now} of {last} of the warm-up")
-                continue
-            skipped = table.trackers.skipped()
-            if skipped:
-                logger.warning(
-                    f"{name}: {skipped} sums of queries were not finite and left out of the "
-                    "statistics: some rows hold NaN or overflow; lower the learning rate"
-                )
-            codes = table.codes().cpu()
-            counts = code_counts(codes, table.config.K, table.padding_idx)
-            row = self._row(name, table, codes, counts)
-            rows.append(row)
-            text = f"{row['used']:.1%} of codes used, entropy {row['entropy']:.2f} bits"
-            if "changed" in row:
-                text += f", {row['changed']:.2%} changed since update {before}"
-            logger.info(f"{name}: {text}, compression ratio {row['ratio']:.1f} (update {updates})")
-            if writer is not None:
-                for key, value in row.items():
-                    writer.add_scalar(f"{name}/{key}", value, updates)
-                writer.add_histogram(f"{name}/symbols_per_code", counts.flatten(), updates)
-                writer.flush()
-            possible = math.log2(min(table.config.K, table.num_embeddings))
-            if row["used"] < _COLLAPSED or row["entropy"] < _COLLAPSED * possible:
-                hints = table.method.collapse_hints(table.config)
-                flags = " or ".join(format_flag(*hint) for hint in hints)
-                logger.warning(
-                    f"{name}: the codes collapse ({text})" + (f". Try {flags}" if flags else "")
-                )
-            full += table.num_embeddings * table.embedding_dim
-            compact += table.num_embeddings * table.embedding_dim / row["ratio"]
+            else:
+                rows[name] = self._look_at(name, table, updates, _tensorboard(trainer.cfg))
+        self.updates = updates
         if not rows:
             return
-        keys = [k for k in ("used", "entropy", "changed") if all(k in row for row in rows)]
-        self.stats = {f"dpq_{k}": sum(row[k] for row in rows) / len(rows) for k in keys}
-        self.stats["dpq_ratio"] = full / compact
+        self.stats = {}
+        for key in ("used", "entropy", "changed"):
+            if all(key in row for row in rows.values()):
+                mean = sum(row[key] for row in rows.values()) / len(rows)
+                self.stats[f"dpq_{key}"] = round(mean, 4)
+        full = {name: tables[name].num_embeddings * tables[name].embedding_dim for name in rows}
+        compact = sum(full[name] / row["ratio"] for name, row in rows.items())
+        self.stats["dpq_ratio"] = round(sum(full.values()) / compact, 4)
 
-    def _row(
-        self, name: str, table: DPQEmbedding, codes: Tensor, counts: Tensor
+    def _look_at(
+        self, name: str, table: DPQEmbedding, updates: int, writer: Any
     ) -> dict[str, float]:
+        """The figures of one table, which it logs."""
+        skipped = table.trackers.skipped()
+        if skipped:
+            logger.warning(
+                f"{name}: {skipped} sums of queries were not finite and left out of the "
+                "statistics: some rows hold NaN or overflow; lower the learning rate"
+            )
+        codes = table.codes().cpu()
+        counts = code_counts(codes, table.config.K, table.padding_idx)
         usage = usage_of_counts(counts)
         possible = min(table.config.K, table.num_embeddings)
         row = {
@@ -274,22 +268,25 @@ class CodeWatch:
             "entropy": usage["entropy"].mean().item(),
             "ratio": table.compression_ratio(),
         }
+        text = f"{row['used']:.1%} of codes used, entropy {row['entropy']:.2f} bits"
         before = self.codes.get(name)
-        if before is not None and before.shape == codes.shape:
+        if before is not None:
             row["changed"] = (before != codes).float().mean().item()
+            text += f", {row['changed']:.2%} changed since update {self.updates}"
         self.codes[name] = codes
+        logger.info(f"{name}: {text}, compression ratio {row['ratio']:.1f} (update {updates})")
+        if writer is not None:
+            for key, value in row.items():
+                writer.add_scalar(f"{name}/{key}", value, updates)
+            writer.add_histogram(f"{name}/symbols_per_code", counts.flatten(), updates)
+            writer.flush()
+        if row["used"] < _COLLAPSED or row["entropy"] < _COLLAPSED * math.log2(possible):
+            hints = table.method.collapse_hints(table.config)
+            flags = " or ".join(format_flag(*hint) for hint in hints)
+            logger.warning(
+                f"{name}: the codes collapse ({text})" + (f". Try {flags}" if flags else "")
+            )
         return row
-
-    def log(self) -> None:
-        """Log the last statistics in fairseq's metrics, as they are: not averaged over updates."""
-        from fairseq.logging import metrics
-
-        for key in self.stats:
-            value = functools.partial(self._value, key)
-            metrics.log_derived(key, value, priority=160)
-
-    def _value(self, key: str, meters: Any) -> float:
-        return round(self.stats.get(key, math.nan), 4)
 
 
 def _tensorboard(cfg: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.config import DPQConfigError
-from fairseq_dpq.fairseq_plugin.configs import get_option, read_record
+from fairseq_dpq.fairseq_plugin.configs import model_config, read_record
 from fairseq_dpq.files.errors import printable
 from fairseq_dpq.files.memory import check_crc32
 from fairseq_dpq.files.record import Table, TablesRecord
@@ -53,8 +53,7 @@ def check_record(record: TablesRecord, weights: Weights) -> None:
 
 def check_state(state: Any, name: str) -> None:
     """The same for a state that fairseq has loaded; one without DPQ tables is not looked at."""
-    cfg, weights = state.get("cfg"), state.get("model")
-    record = read_record(get_option(cfg, "model") if cfg else state.get("args"))
+    record, weights = read_record(model_config(state)), state.get("model")
     if record is None:
         return
     if not isinstance(weights, Mapping):

@@ -14,6 +14,18 @@ import torch
 
 from fairseq_dpq.fairseq_plugin.patching import around, replace
 
+# The right command of each launcher, for N workers.
+_TORCHRUN = "torchrun --nproc_per_node {n} --no_python {command} DATA --cpu ..."
+_SRUN = (
+    "srun --ntasks {n} {command} DATA --cpu --distributed-world-size {n} --distributed-port 29500 "
+    "..."
+)
+_BY_HAND = (
+    "{command} DATA --cpu --distributed-init-method tcp://HOST:PORT --distributed-world-size {n} "
+    "--distributed-rank RANK --distributed-no-spawn ..., once for each rank; or all at once: "
+    + _TORCHRUN
+)
+
 
 def cpu_workers() -> bool:
     """fairseq can only start several workers on CUDA devices, all versions.
@@ -28,11 +40,15 @@ def cpu_workers() -> bool:
 
     def call_main(old: Callable, cfg: Any, main: Callable, **kwargs: Any) -> Any:
         prepare(cfg)
-        if cfg.distributed_training.distributed_init_method is None:
-            distributed_utils.infer_init_method(cfg.distributed_training)
-        check_count(cfg)
+        distributed_utils.infer_init_method(cfg.distributed_training)
+        _check_count(cfg.distributed_training.distributed_world_size)
         result = old(cfg, main, **kwargs)
-        leave()
+        # gloo's threads free tensors, for which they need Python: one that does so while the
+        # interpreter shuts down ends the process with "terminate called without an active
+        # exception".
+        group = torch.distributed
+        if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
+            group.destroy_process_group()
         return result
 
     return around(distributed_utils, "call_main", call_main)
@@ -72,55 +88,35 @@ def prepare(cfg: Any) -> None:
         if dt.distributed_init_method is None and dt.distributed_world_size == 1 < started:
             dt.distributed_world_size = started
         return
-
+    by_flag = dt.distributed_init_method is not None
+    if torch.cuda.is_available() and not by_flag and not _given("distributed-world-size"):
+        dt.distributed_world_size = 1  # fairseq's default is the number of CUDA devices
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)  # srun sets it, sbatch does not
+    world = dt.distributed_world_size
+    wanted = world if world > 1 else max(started, tasks, 2)
     if started > 1 and (dt.distributed_init_method or "env://") == "env://":
-        _from_torchrun(dt, started)
-    elif dt.distributed_init_method is None:
-        if torch.cuda.is_available() and not _given("distributed-world-size"):
-            dt.distributed_world_size = 1  # fairseq's default is the number of CUDA devices
-        if not _from_slurm(dt):
-            if dt.distributed_world_size > 1:
-                raise ValueError(
-                    f"--distributed-world-size {dt.distributed_world_size}: nothing started these "
-                    f"workers, and there are no CUDA devices to start them on, or --cpu leaves "
-                    f"them alone. For workers on CPU run: {_torchrun(dt.distributed_world_size)}"
-                )
-            return
+        right, problem = _TORCHRUN, _from_torchrun(dt, started)
+    elif by_flag:
+        right, problem = _BY_HAND, _by_hand(dt)
+    elif nodes and max(tasks, world) > 1:
+        right, problem = _SRUN, _from_slurm(dt, nodes, tasks)
+    elif world > 1:
+        nothing = "nothing started these workers, and there are no CUDA devices for them, or --cpu"
+        right, problem = _TORCHRUN, f"--distributed-world-size {world}: {nothing}"
     else:
-        _check_by_hand(dt)
+        return
+    rank, world = dt.distributed_rank, dt.distributed_world_size
+    if not problem and not 0 <= rank < world:
+        problem = f"this worker is rank {rank} of {world}, but ranks go from 0 to {world - 1}"
+    if problem:
+        name = os.path.basename(sys.argv[0])
+        command = name if name.startswith("fairseq") else "fairseq-train"
+        raise ValueError(f"{problem}. Run: {right.format(n=wanted, command=command)}")
     dt.distributed_no_spawn = True
     dt.device_id = 0
     if dt.distributed_backend == "nccl":  # the default
         dt.distributed_backend = "gloo"
-
-
-def leave() -> None:
-    """Leave the process group of a run on CPU that has ended.
-
-    gloo's threads free tensors, for which they need Python: one that does so while the interpreter
-    shuts down ends the process with "terminate called without an active exception".
-    """
-    group = torch.distributed
-    if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
-        group.destroy_process_group()
-
-
-def check_count(cfg: Any) -> None:
-    """Fail if fairseq is about to start a different number of workers than the scripts computed the
-    batch for: in a Slurm job it counts tasks, nodes and GPUs itself and ignores the flag."""
-    wanted = os.environ.get("FAIRSEQ_DPQ_WORKERS")
-    world = cfg.distributed_training.distributed_world_size
-    if wanted and int(wanted) != world:
-        raise ValueError(
-            f"the batch was computed for {wanted} workers, but {world} would be started (Slurm "
-            f"with one task per node: one worker per GPU); add --distributed-world-size {world}, "
-            f"or use torchrun --nproc_per_node {wanted}"
-        )
-
-
-def _command() -> str:
-    name = os.path.basename(sys.argv[0])
-    return name if name.startswith("fairseq") else "fairseq-train"
 
 
 def _given(option: str) -> bool:
@@ -129,97 +125,58 @@ def _given(option: str) -> bool:
     return option in [word.rsplit(".")[-1] for word in words]
 
 
-def _torchrun(world: int) -> str:
-    return f"torchrun --nproc_per_node {world} --no_python {_command()} DATA --cpu ..."
+# Each of these fills in where the workers meet, and returns what is wrong, if anything is.
 
 
-def _from_torchrun(dt: Any, started: int) -> None:
+def _from_torchrun(dt: Any, started: int) -> str:
     missing = [v for v in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(v)]
     if missing:
-        raise ValueError(
-            f"WORLD_SIZE is {started} but {' and '.join(missing)} is not set, so this process does "
-            f"not know its place. torchrun sets them all: {_torchrun(started)}"
-        )
+        return f"WORLD_SIZE is {started}, but torchrun's {' and '.join(missing)} is not set"
     if dt.distributed_world_size not in (1, started):
-        raise ValueError(
+        return (
             f"--distributed-world-size {dt.distributed_world_size}, but the launcher started "
-            f"{started} workers (WORLD_SIZE); leave the flag out, or run: "
-            f"{_torchrun(dt.distributed_world_size)}"
+            f"{started} workers (WORLD_SIZE); leave the flag out, or start as many"
         )
-    dt.distributed_init_method = "env://"
-    dt.distributed_world_size = started
-    dt.distributed_rank = int(os.environ["RANK"])
-    _check_rank(dt, "RANK")
+    _meet(dt, "env://", started, os.environ["RANK"])
+    return ""
 
 
-def _from_slurm(dt: Any) -> bool:
+def _from_slurm(dt: Any, nodes: str, tasks: int) -> str:
     """One worker per Slurm task; the same variables and flags as fairseq uses with GPUs."""
-    env = os.environ
-    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
-    tasks = int(env.get("SLURM_STEP_NUM_TASKS") or 1)  # srun sets it, sbatch does not
     world, port = dt.distributed_world_size, dt.distributed_port
-    if nodes is None or (tasks == 1 and world == 1):
-        return False
-    wanted = world if world > 1 else tasks
-    right = (
-        f"srun --ntasks {wanted} {_command()} DATA --cpu --distributed-world-size {wanted} "
-        f"--distributed-port 29500 ..."
-    )
-    if tasks == 1:
-        raise ValueError(
-            f"--distributed-world-size {world} in a Slurm job, but not with {world} tasks of srun. "
-            f"Run: {right}, or on one node: {_torchrun(world)}"
+    if tasks == 1 or world not in (1, tasks) or port <= 0:
+        return (
+            f"srun started {tasks} task(s), with --distributed-world-size {world} and "
+            f"--distributed-port {port}: each task is one worker, and they need a port to meet at"
         )
-    if world != tasks and not (world == 1 and port > 0):
-        raise ValueError(
-            f"srun started {tasks} tasks, but --distributed-world-size is {world}: these would be "
-            f"copies that overwrite each other's checkpoints. Run: {right}"
-        )
-    if port <= 0:
-        raise ValueError(
-            f"--distributed-port is {port}: Slurm's tasks need a port to meet at. Run: {right}"
-        )
-    if "SLURM_PROCID" not in env:
-        raise ValueError(f"SLURM_PROCID is not set, so this task has no rank. Run: {right}")
-    try:
-        hosts = subprocess.check_output(["scontrol", "show", "hostnames", nodes]).split()
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"Slurm's scontrol, which names the first host of {nodes}, is not on the PATH; "
-            f"or run: {_torchrun(tasks)}"
-        ) from error
-    dt.distributed_init_method = f"tcp://{hosts[0].decode()}:{port}"
-    dt.distributed_world_size = tasks
-    dt.distributed_rank = int(env["SLURM_PROCID"])
-    _check_rank(dt, "SLURM_PROCID")
-    return True
+    hosts = subprocess.check_output(["scontrol", "show", "hostnames", nodes], text=True).split()
+    _meet(dt, f"tcp://{hosts[0]}:{port}", tasks, os.environ["SLURM_PROCID"])
+    return ""
 
 
-def _check_by_hand(dt: Any) -> None:
+def _by_hand(dt: Any) -> str:
     """`--distributed-init-method` was given: the user starts each worker with its rank."""
-    world = dt.distributed_world_size
-    right = (
-        f"start one process per rank: {_command()} DATA --cpu --distributed-init-method "
-        f"{dt.distributed_init_method} --distributed-world-size {max(world, 2)} "
-        f"--distributed-rank RANK --distributed-no-spawn ...; or all at once: "
-        f"{_torchrun(max(world, 2))}"
-    )
+    method = f"--distributed-init-method {dt.distributed_init_method}"
     if not dt.distributed_no_spawn:
-        raise ValueError(
-            f"--distributed-init-method {dt.distributed_init_method} without "
-            f"--distributed-no-spawn starts one worker per CUDA device, and there is none: nothing "
-            f"would be trained. On CPU {right}"
-        )
-    if world > 1 and _given("distributed-init-method") and not _given("distributed-rank"):
-        raise ValueError(
-            f"--distributed-rank is missing: all {world} workers would be rank 0. On CPU {right}"
-        )
-    _check_rank(dt, "--distributed-rank")
+        return f"{method} without --distributed-no-spawn: on CPU nothing would be trained"
+    one = dt.distributed_world_size == 1
+    if not one and _given("distributed-init-method") and not _given("distributed-rank"):
+        return f"{method} without --distributed-rank: all workers would be rank 0"
+    return ""
 
 
-def _check_rank(dt: Any, source: str) -> None:
-    if not 0 <= dt.distributed_rank < dt.distributed_world_size:
+def _meet(dt: Any, where: str, world: int, rank: str) -> None:
+    dt.distributed_init_method = where
+    dt.distributed_world_size, dt.distributed_rank = world, int(rank)
+
+
+def _check_count(world: int) -> None:
+    """Fail if fairseq is about to start a different number of workers than the scripts computed the
+    batch for: in a Slurm job it counts tasks, nodes and GPUs itself and ignores the flag."""
+    wanted = os.environ.get("FAIRSEQ_DPQ_WORKERS")
+    if wanted and int(wanted) != world:
         raise ValueError(
-            f"{source} {dt.distributed_rank} with {dt.distributed_world_size} workers "
-            f"(--distributed-world-size): ranks go from 0 to {dt.distributed_world_size - 1}"
+            f"the batch was computed for {wanted} workers, but {world} would be started (Slurm "
+            f"with one task per node: one worker per GPU); add --distributed-world-size {world}, "
+            f"or use torchrun --nproc_per_node {wanted}"
         )

@@ -68,8 +68,7 @@ def choose_tables(checkpoint: Checkpoint, wanted: str) -> list[EmbeddingTable]:
     ]
     if not tables:
         raise CheckpointError(f"{checkpoint.path} has no token embedding (embed_tokens.weight)")
-    paths = [found.paths for found in tables]
-    return [tables[i] for i in choose(paths, wanted)]
+    return choose(tables, wanted)
 
 
 def _flags_tie(cfg: Any, table: str, other: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import shlex
 
 import pytest
 import torch
@@ -177,15 +176,6 @@ def test_hydra_console_script(lm, tmp_path) -> None:
     command = [str(lm), "--user-dir", fsq.USER_DIR, "--cpu", "--tokens-per-sample", "40"]
     out = fsq.main("eval_lm", [*command, "--path", str(tmp_path / "ck" / "checkpoint_last.pt")])
     assert "Evaluated" in out
-
-
-def test_no_warning_noise(corpus, tmp_path) -> None:
-    """A training run prints no deprecation warning that the plugin can prevent."""
-    argv = [str(corpus), "--user-dir", fsq.USER_DIR, *TIED, *shlex.split(SX), "--cpu"]
-    argv += ["--max-update", "2", "--optimizer", "adam", "--lr", "1e-3", "--save-dir", tmp_path]
-    done = fsq.run(["fairseq-train", *argv])
-    noise = [line for line in done.stderr.splitlines() if "Warning" in line or "deprecat" in line]
-    assert not noise
 
 
 def test_stock_fairseq_refuses_a_dpq_checkpoint(lm, tmp_path) -> None:
