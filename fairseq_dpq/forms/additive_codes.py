@@ -8,21 +8,18 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.forms.additive_learning import STEPS, learn_codes
-from fairseq_dpq.forms.base import CompactRequest, Form, FormOption, Layout, Settings
+from fairseq_dpq.forms.base import CompactRequest, Form, FormOption, Layout, Settings, plain
 from fairseq_dpq.forms.lookup import unpack
 from fairseq_dpq.forms.packing import (
     check_range,
     code_bits,
-    code_dtype,
     even_width,
     is_wide,
     pack_codes,
     row_bytes,
-    unpack_codes,
     unpack_plan,
 )
 from fairseq_dpq.sizes import MAX_K
-from fairseq_dpq.training.codes import code_usage
 from fairseq_dpq.training.initialization import real_rows
 
 
@@ -45,7 +42,6 @@ class AdditiveEmbedding(Form):
     setting_types: ClassVar[dict[str, type]] = {"K": int, "D": int, "width": int}
 
     if TYPE_CHECKING:  # TorchScript cannot read annotations that are strings
-        codes: Tensor
         values: Tensor
         matrix: Tensor
         bias: Tensor
@@ -64,7 +60,7 @@ class AdditiveEmbedding(Form):
         device: Any = None,
     ) -> None:
         super().__init__()
-        _check_sizes(K, D, width)
+        self.check(embedding_dim, K=K, D=D, width=width)
         self._set_size(num_embeddings, embedding_dim, padding_idx)
         self.K, self.D, self.width = K, D, width
         bits = [code_bits(K)] * D
@@ -91,16 +87,9 @@ class AdditiveEmbedding(Form):
         """From unpacked codes (n, D), code vectors (D, K, width), A (width, d) or an empty tensor,
         and b (d,), which are copied."""
         D, K, width = values.shape
-        module = cls(
-            codes.shape[0],
-            bias.shape[0],
-            padding_idx,
-            K=K,
-            D=D,
-            width=width if matrix.numel() else 0,
-            dtype=values.dtype,
-            device=values.device,
-        )
+        size = (codes.shape[0], bias.shape[0], padding_idx)
+        how: Settings = {"width": width if matrix.numel() else 0, "device": values.device}
+        module = cls(*size, K=K, D=D, dtype=values.dtype, **how)
         module.codes.copy_(pack_codes(codes, [code_bits(K)] * D))
         module.values.copy_(values.reshape(D * K, width))
         module.bias.copy_(bias)
@@ -137,20 +126,31 @@ class AdditiveEmbedding(Form):
         return cls.from_codes(codes, values, values.new_zeros(0, 0), bias, padding_idx)
 
     @classmethod
-    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
-        if not 2 <= settings["K"] <= MAX_K:
-            raise ValueError(f"{say('K', settings['K'])}: must be from 2 to {MAX_K}; try 32")
-        if settings["D"] < 1:
-            raise ValueError(f"{say('D', settings['D'])}: must be 1 or more; try 16")
-        if settings["steps"] < 1:
-            raise ValueError(f"--steps {settings['steps']}: must be 1 or more; try {STEPS}")
+    def check(  # type: ignore[override]
+        cls,
+        embedding_dim: int,
+        say: Callable[[str, Any], str] = plain,
+        *,
+        K: int,
+        D: int,
+        width: int = 0,
+        steps: int = STEPS,
+    ) -> None:
+        if not 2 <= K <= MAX_K:
+            raise ValueError(f"{say('K', K)}: must be from 2 to {MAX_K}; try 32")
+        if D < 1:
+            raise ValueError(f"{say('D', D)}: must be 1 or more; try 16")
+        if width < 0:
+            raise ValueError(f"{say('width', width)}: must not be negative")
+        if steps < 1:
+            raise ValueError(f"--steps {steps}: must be 1 or more; try {STEPS}")
 
     @classmethod
     def layout(
         cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
     ) -> dict[str, Layout]:
+        cls.check(embedding_dim, **settings)
         K, D, width = (settings[name] for name in ("K", "D", "width"))
-        _check_sizes(K, D, width)
         values = found.get("values")
         if values is None or values.dim() != 2 or len(values) != D * K:
             raise ValueError(f"values: expected {D} groups of {K} rows")
@@ -182,21 +182,12 @@ class AdditiveEmbedding(Form):
             out = out.masked_fill((flat == self.padding_idx).unsqueeze(-1), 0.0)
         return out.to(self.values.dtype).view(indices.shape + (self.embedding_dim,))  # noqa: RUF005
 
-    def unpacked_codes(self) -> Tensor:
-        """Codes (n, D) in one or two bytes each."""
-        return unpack_codes(self.codes, [code_bits(self.K)] * self.D, code_dtype(self.K))
-
     def settings(self) -> Settings:
         return {"K": self.K, "D": self.D, "width": self.width}
 
     def formula_bits(self) -> int:
         numbers = self.values.numel() + self.matrix.numel() + self.bias.numel()
         return self.num_embeddings * self.bits_per_symbol() + 32 * numbers
-
-    @property
-    def saved_nbytes(self) -> int:
-        numbers = self.values.numel() + self.matrix.numel() + self.bias.numel()
-        return self.codes.numel() + numbers * self.values.element_size()
 
     def bits_per_symbol(self) -> int:
         return self.D * code_bits(self.K)
@@ -207,21 +198,6 @@ class AdditiveEmbedding(Form):
     @property
     def code_sizes(self) -> list[int]:
         return [self.K] * self.D
-
-    def codes_in_use(self) -> dict[str, Tensor]:
-        bits = [code_bits(self.K)] * self.D
-
-        def unpack_some(rows: Tensor) -> Tensor:
-            return unpack_codes(rows, bits, torch.int16)
-
-        return code_usage(self.codes, self.K, self.padding_idx, unpack_some)
-
-
-def _check_sizes(K: int, D: int, width: int) -> None:
-    if not 2 <= K <= MAX_K:
-        raise ValueError(f"K={K}: must be from 2 to {MAX_K}")
-    if D < 1 or width < 0:
-        raise ValueError(f"D={D}, width={width}: D must be 1 or more, width must not be negative")
 
 
 def add_vectors(values: Tensor, codes: Tensor) -> Tensor:

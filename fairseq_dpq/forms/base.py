@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_dpq.forms.packing import code_bits, code_dtype, unpack_codes
+from fairseq_dpq.training.codes import code_usage
+
 Settings = Dict[str, Any]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -54,6 +57,11 @@ class Improvement(NamedTuple):
     ratio: float  # compression ratio by the formula
 
 
+def plain(name: str, value: Any) -> str:
+    """A setting as Python has it, for an error."""
+    return f"{name}={value}"
+
+
 class Form(nn.Module):
     """A table for inference. A subclass has a `kind`, a constructor that takes the three arguments
     of `nn.Embedding` and its `settings()` as keywords, and what raises NotImplementedError here."""
@@ -73,6 +81,7 @@ class Form(nn.Module):
     takes_use: ClassVar[bool] = False
     if TYPE_CHECKING:  # TorchScript reads annotations where a form of another package is defined
         _fast: Any
+        codes: Tensor  # of forms with codes
     _fast = None  # prepared for its buffers, with pointers to their memory
     # Tensors that follow the dtype of a model; None: all that have no integers.
     model_dtype: ClassVar[tuple[str, ...] | None] = None
@@ -107,7 +116,9 @@ class Form(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
+    def check(
+        cls, embedding_dim: int, say: Callable[[str, Any], str] = plain, **settings: Any
+    ) -> None:
         """Raise ValueError for settings that cannot work; `say` names one for the reader."""
 
     @classmethod
@@ -140,7 +151,10 @@ class Form(nn.Module):
     @property
     def saved_nbytes(self) -> int:
         """Bytes of the tensors of its state_dict."""
-        raise NotImplementedError
+        kept = [b for k, b in self._buffers.items() if k not in self._non_persistent_buffers_set]
+        parts = [m for m in self.modules() if isinstance(m, Form) and m is not self]
+        own = sum(b.numel() * b.element_size() for b in kept if b is not None)
+        return own + sum(part.saved_nbytes for part in parts)
 
     def bits_per_symbol(self) -> int:
         """Bits that one more row would take."""
@@ -152,7 +166,7 @@ class Form(nn.Module):
 
     def export_tensors(self) -> dict[str, Tensor]:
         """Its tensors for a file outside fairseq."""
-        return {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        return {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
 
     @classmethod
     def from_tensors(
@@ -188,11 +202,21 @@ class Form(nn.Module):
 
     def unpacked_codes(self) -> Tensor | None:
         """Codes (n, D) in one or two bytes each; None for a form without codes."""
-        return None
+        return self._unpacked(self.codes) if self.code_sizes else None
 
     def codes_in_use(self) -> dict[str, Tensor] | None:
         """`code_usage` of a form with codes, else None."""
-        return None
+        sizes = self.code_sizes
+        if not sizes:
+            return None
+        return code_usage(self.codes, max(sizes), self.padding_idx, self._unpacked)
+
+    def _unpacked(self, codes: Tensor) -> Tensor:
+        """Some rows of `codes`, a buffer of forms with codes, in one or two bytes a code."""
+        if not getattr(self, "packed", True):
+            return codes
+        sizes = self.code_sizes
+        return unpack_codes(codes, [code_bits(size) for size in sizes], code_dtype(max(sizes)))
 
     def parts(self) -> Parts | None:
         """What rows are put together from, if they are parts side by side."""
@@ -239,9 +263,17 @@ class Form(nn.Module):
         """Bytes of the full float32 table over the bytes that are saved."""
         return 4 * self.num_embeddings * self.embedding_dim / self.saved_nbytes
 
+    def _kept_dtypes(self) -> list[tuple[nn.Module, str]]:
+        """Modules and names of the tensors that keep their dtype, whatever that of the model is."""
+        return []
+
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self._fast = None
-        return super()._apply(*args, **kwargs)
+        kept = [(module, name, getattr(module, name)) for module, name in self._kept_dtypes()]
+        super()._apply(*args, **kwargs)
+        for module, name, tensor in kept:
+            setattr(module, name, tensor.to(getattr(module, name).device))
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fast": None}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
 import torch
 from torch import Tensor
 
-from fairseq_dpq.forms.base import CompactRequest, Form, FormOption, Layout, Settings
+from fairseq_dpq.forms.base import CompactRequest, Form, FormOption, Layout, Settings, plain
 
 
 class LowRankEmbedding(Form):
@@ -37,8 +37,7 @@ class LowRankEmbedding(Form):
         device: Any = None,
     ) -> None:
         super().__init__()
-        if not 1 <= rank <= embedding_dim:
-            raise ValueError(f"rank={rank}: must be from 1 to embedding_dim={embedding_dim}")
+        self.check(embedding_dim, rank=rank)
         self._set_size(num_embeddings, embedding_dim, padding_idx)
         make: dict[str, Any] = {"dtype": dtype, "device": device}
         self.register_buffer("left", torch.zeros(num_embeddings, rank, **make))
@@ -88,18 +87,20 @@ class LowRankEmbedding(Form):
         return cls.from_factors(left, right, padding_idx)
 
     @classmethod
-    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
-        if not 1 <= settings["rank"] <= embedding_dim:
-            text = say("rank", settings["rank"])
-            raise ValueError(f"{text}: must be from 1 to the embedding size {embedding_dim}")
+    def check(  # type: ignore[override]
+        cls, embedding_dim: int, say: Callable[[str, Any], str] = plain, *, rank: int
+    ) -> None:
+        if not 1 <= rank <= embedding_dim:
+            raise ValueError(
+                f"{say('rank', rank)}: must be from 1 to the embedding size {embedding_dim}"
+            )
 
     @classmethod
     def layout(
         cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
     ) -> dict[str, Layout]:
+        cls.check(embedding_dim, **settings)
         rank = settings["rank"]
-        if not 1 <= rank <= embedding_dim:
-            raise ValueError(f"rank={rank}: must be from 1 to embedding_dim={embedding_dim}")
         return {"left": Layout((num_embeddings, rank)), "right": Layout((rank, embedding_dim))}
 
     def forward(self, indices: Tensor) -> Tensor:
@@ -119,10 +120,6 @@ class LowRankEmbedding(Form):
 
     def formula_bits(self) -> int:
         return 32 * (self.left.numel() + self.right.numel())
-
-    @property
-    def saved_nbytes(self) -> int:
-        return (self.left.numel() + self.right.numel()) * self.left.element_size()
 
     def bits_per_symbol(self) -> int:
         return 8 * self.left.element_size() * self.left.shape[1]

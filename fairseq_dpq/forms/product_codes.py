@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_dpq import native
 from fairseq_dpq.files.memory import large_zeros
 from fairseq_dpq.forms import quantization
 from fairseq_dpq.forms.base import (
@@ -16,16 +18,15 @@ from fairseq_dpq.forms.base import (
     Form,
     FormOption,
     Improvement,
-    Layout,
     Parts,
     Settings,
+    plain,
 )
 from fairseq_dpq.forms.lookup import (
     SmallBatchLookup,
     logits_by_partial_sums,
     logits_in_graph,
     lookup_in_graph,
-    prepare,
     take_rows,
     unpack,
 )
@@ -38,13 +39,11 @@ from fairseq_dpq.forms.packing import (
     is_wide,
     pack_codes,
     row_bytes,
-    unpack_codes,
     unpack_plan,
 )
-from fairseq_dpq.forms.product_layout import load_tensors, product_layout, stored_sizes
+from fairseq_dpq.forms.product_layout import product_layout, stored_sizes
 from fairseq_dpq.sizes import MAX_K, bits_note, division_problem
 from fairseq_dpq.tracing import is_tracing
-from fairseq_dpq.training.codes import code_usage
 from fairseq_dpq.training.kmeans import ITERATIONS
 
 _ROWS = 1 << 15  # rows handled at once where a table is quantised
@@ -69,11 +68,9 @@ class CompactEmbedding(Form):
     setting_types: ClassVar[dict[str, type]] = {"K": int, "D": int, "share_subspaces": bool}
 
     if TYPE_CHECKING:  # TorchScript cannot read annotations that are strings
-        codes: Tensor
         values: Tensor
         offsets: Tensor
         plan: Tensor
-        _fast: Any
 
     def __init__(
         self,
@@ -125,6 +122,18 @@ class CompactEmbedding(Form):
         plan = unpack_plan(self.bits).to(offsets.device) if self.packed else torch.empty(0)
         self.register_buffer("offsets", offsets, persistent=False)
         self.register_buffer("plan", plan, persistent=False)
+
+    @classmethod
+    def of(cls, buffers: native.Buffers) -> CompactEmbedding:
+        """A table of these tensors, which are not copied; `values` have a last row for padding."""
+        codes, values, sizes, shared, packed, padding_idx = buffers
+        settings: Settings = {"K": max(sizes), "D": len(sizes), "share_subspaces": shared}
+        how: Settings = {"packed": packed, "dtype": values.dtype, "device": values.device}
+        d = len(sizes) * values.shape[1]
+        form = cls(1, d, None if padding_idx is None else 0, sizes=sizes, **settings, **how)
+        form.codes, form.values = codes, values
+        form._set_size(codes.shape[0], d, padding_idx)
+        return form
 
     @classmethod
     @torch.no_grad()
@@ -184,8 +193,15 @@ class CompactEmbedding(Form):
         return cls.from_codes(tensors["codes"], values, *size, packed=request.packed)
 
     @classmethod
-    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
-        K, D = settings["K"], settings["D"]
+    def check(  # type: ignore[override]
+        cls,
+        embedding_dim: int,
+        say: Callable[[str, Any], str] = plain,
+        *,
+        K: int,
+        D: int,
+        share_subspaces: bool = False,
+    ) -> None:
         if not 2 <= K <= MAX_K:
             raise ValueError(f"{say('K', K)}: must be from 2 to {MAX_K}; try 32")
         problem = division_problem(D, embedding_dim) if D >= 1 else "try 16"
@@ -194,11 +210,7 @@ class CompactEmbedding(Form):
                 f"{say('D', D)} does not divide the embedding size {embedding_dim}; {problem}"
             )
 
-    @classmethod
-    def layout(
-        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
-    ) -> dict[str, Layout]:
-        return product_layout(num_embeddings, embedding_dim, settings, found)
+    layout = staticmethod(product_layout)  # type: ignore[assignment]
 
     @classmethod
     def check_contents(
@@ -227,12 +239,10 @@ class CompactEmbedding(Form):
         settings: Settings,
         tensors: Mapping[str, Tensor],
     ) -> CompactEmbedding:
-        # One row first: the codes of n rows stay where they are, in the file.
-        module = cls(1, embedding_dim, None if padding_idx is None else 0, packed=True, **settings)
-        module._set_size(num_embeddings, embedding_dim, padding_idx)
-        for problem in load_tensors(module, tensors, assign=True):
-            raise ValueError(problem)
-        return module.eval()
+        D, shared = settings["D"], settings["share_subspaces"]
+        values = F.pad(tensors["values"], (0, 0, 0, 0 if padding_idx is None else 1))
+        how = (stored_sizes(D, shared, tensors), shared, True, padding_idx)
+        return cls.of(native.Buffers(tensors["codes"], values, *how)).eval()
 
     def forward(self, indices: Tensor) -> Tensor:
         if not torch.jit.is_scripting():
@@ -259,10 +269,13 @@ class CompactEmbedding(Form):
         codes, values = self._buffers["codes"], self._buffers["values"]
         known = self._fast
         if known is None or not known.serves(codes, values, self.padding_idx):
+            how = (self.sizes, self.share_subspaces, self.packed, self.padding_idx)
+            buffers = native.Buffers(self.codes, self.values, *how)
             try:
-                known = self._fast = prepare(self)
+                known = native.table(buffers) or SmallBatchLookup(buffers, self.offsets)
             except RuntimeError:  # tensors without memory of their own, as under vmap
                 return None
+            self._fast = known
         return known
 
     def native_table(self) -> Any:
@@ -285,12 +298,6 @@ class CompactEmbedding(Form):
             found = None if known is None else known.logits(h)
         return found if found is not None else logits_by_partial_sums(self, h)
 
-    def unpacked_codes(self) -> Tensor:
-        """Codes (n, D) in one or two bytes each."""
-        if not self.packed:
-            return self.codes
-        return unpack_codes(self.codes, self.bits, code_dtype(max(self.sizes)))
-
     def packed_codes(self) -> Tensor:
         """Codes at ceil(log2 K) bits each, (n, bytes), as they are saved."""
         return self.codes if self.packed else pack_codes(self.codes, self.bits)
@@ -308,13 +315,6 @@ class CompactEmbedding(Form):
     def describe(self) -> str:
         shared = ", shared subspaces" if self.share_subspaces else ""
         return f"K={max(self.sizes)}, D={self.D}{shared}"
-
-    def codes_in_use(self) -> dict[str, Tensor]:
-        def unpack_some(rows: Tensor) -> Tensor:
-            return unpack_codes(rows, self.bits, torch.int16)
-
-        unpacking = unpack_some if self.packed else None
-        return code_usage(self.codes, max(self.sizes), self.padding_idx, unpacking)
 
     @property
     def code_sizes(self) -> list[int]:
@@ -335,12 +335,12 @@ class CompactEmbedding(Form):
     def shrunk(self) -> CompactEmbedding:
         groups = 1 if self.share_subspaces else self.D
         values = self.values[: self.value_rows].view(groups, max(self.sizes), -1)
-        codes, pad = self.unpacked_codes(), self.padding_idx
+        codes, pad = self._unpacked(self.codes), self.padding_idx
         return self._rebuilt(*quantization.drop_unused(codes, values, pad))
 
     def with_rows(self, rows: Tensor) -> CompactEmbedding:
         """The new rows get the nearest value of each group."""
-        values, old = self.values[: self.value_rows], self.unpacked_codes()
+        values, old = self.values[: self.value_rows], self._unpacked(self.codes)
         new = quantization.nearest_codes(rows.to(values.device), *self.parts())
         return self._rebuilt(torch.cat([old, new.to(old.dtype)]), values, self.sizes)
 
@@ -349,11 +349,8 @@ class CompactEmbedding(Form):
         return self.from_codes(codes, values, d, pad, sizes=sizes, packed=self.packed)
 
     def export_tensors(self) -> dict[str, Tensor]:
-        return {
-            "codes": self.packed_codes().contiguous(),
-            "values": self.values[: self.value_rows].detach().contiguous(),
-            "sizes": torch.tensor(self.sizes, dtype=torch.int32),
-        }
+        sizes = torch.tensor(self.sizes, dtype=torch.int32)
+        return {**super().export_tensors(), "sizes": sizes}
 
     @property
     def saved_nbytes(self) -> int:
@@ -378,10 +375,34 @@ class CompactEmbedding(Form):
         error_msgs: list[str],
     ) -> None:
         mine = {k[len(prefix) :]: t for k, t in state_dict.items() if k.startswith(prefix)}
-        missing_keys += [prefix + name for name in ("codes", "values") if name not in mine]
+        missing = [prefix + name for name in ("codes", "values") if name not in mine]
+        missing_keys += missing
         if strict:
             unexpected_keys += [prefix + k for k in mine if k not in ("codes", "values", "sizes")]
-        if "codes" not in mine or "values" not in mine:
-            return
-        assign = bool(local_metadata.get("assign_to_params_buffers"))
-        error_msgs += [f"{prefix}{problem}" for problem in load_tensors(self, mine, assign)]
+        if not missing:
+            try:
+                self._load(mine, bool(local_metadata.get("assign_to_params_buffers")))
+            except ValueError as error:
+                error_msgs.append(f"{prefix}{error}")
+
+    @torch.no_grad()
+    def _load(self, tensors: Mapping[str, Tensor], assign: bool) -> None:
+        """Load the tensors of a state_dict. With `assign`, their own memory, dtype and device are
+        taken where they can be."""
+        sizes = stored_sizes(self.D, self.share_subspaces, tensors)
+        settings = {**self.settings(), "K": max(sizes)}
+        layout = product_layout(self.num_embeddings, self.embedding_dim, settings, tensors)
+        for name in ("codes", "values"):
+            found, wanted = tuple(tensors[name].shape), layout[name].shape
+            if found != wanted:
+                raise ValueError(f"{name}: size mismatch, found {found}, this model needs {wanted}")
+        codes, values = tensors["codes"], tensors["values"]
+        if assign or sizes != self.sizes:
+            like = values if assign else self.values
+            self._allocate(sizes, like.dtype, like.device)
+        self.values[: self.value_rows] = values
+        codes = self._unpacked(codes) if not self.packed else codes
+        if assign and codes.is_contiguous():
+            self.codes = codes
+        else:
+            self.codes.copy_(codes)

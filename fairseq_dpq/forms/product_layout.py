@@ -1,16 +1,14 @@
-"""The tensors of product codes: what they must be by the settings that a file claims for them, and
-how a state_dict is loaded."""
+"""The tensors of product codes: what they must be by the settings that a file claims for them."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Mapping
 
 import torch
 from torch import Tensor
 
-from fairseq_dpq.files.memory import large_zeros
 from fairseq_dpq.forms.base import Layout, Settings
-from fairseq_dpq.forms.packing import code_bits, code_dtype, unpack_codes
+from fairseq_dpq.forms.packing import code_bits
 from fairseq_dpq.sizes import MAX_K
 
 _MOST_CODES = 1 << 24  # over all groups, unless the tensors hold more: counting them takes memory
@@ -61,39 +59,3 @@ def _valid(sizes: list[int]) -> list[int]:
             f"a group has from 1 to {MAX_K} codes, found from {min(sizes)} to {max(sizes)}"
         )
     return sizes
-
-
-@torch.no_grad()
-def load_tensors(form: Any, tensors: Mapping[str, Tensor], assign: bool) -> list[str]:
-    """Load the tensors of a state_dict into a CompactEmbedding; what is wrong, if anything is.
-
-    With `assign`, the tensors' own memory, dtype and device are taken where they can be.
-    """
-    D, shared = form.D, form.share_subspaces
-    try:
-        sizes = stored_sizes(D, shared, tensors)
-        settings = {"D": D, "share_subspaces": shared, "K": max(sizes)}
-        layout = product_layout(form.num_embeddings, form.embedding_dim, settings, tensors)
-        for name in ("codes", "values"):
-            found, wanted = tuple(tensors[name].shape), layout[name].shape
-            if found != wanted:
-                raise ValueError(f"{name}: size mismatch, found {found}, this model needs {wanted}")
-    except ValueError as error:
-        return [str(error)]
-    codes, values = tensors["codes"], tensors["values"]
-    if assign or sizes != form.sizes:
-        like = values if assign else form.values
-        form._set_groups(sizes, like.device)
-        rows = form.value_rows + (0 if form.padding_idx is None else 1)
-        form.values = like.new_zeros(rows, values.shape[1])
-    form.values[: form.value_rows] = values
-    kind = torch.uint8 if form.packed else code_dtype(max(sizes))
-    if not form.packed:
-        codes = unpack_codes(codes, form.bits, kind)
-    if assign and codes.is_contiguous():
-        form.codes = codes
-        return []
-    if codes.shape != form.codes.shape or kind != form.codes.dtype:
-        form.codes = large_zeros(codes.shape[0], codes.shape[1], kind, form.codes.device)
-    form.codes.copy_(codes)
-    return []

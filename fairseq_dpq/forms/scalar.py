@@ -6,17 +6,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings
+from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings, plain
+from fairseq_dpq.forms.lookup import unpack
 from fairseq_dpq.forms.packing import (
     check_spare_bits,
     even_width,
     pack_codes,
     row_bytes,
-    unpack_even,
     unpack_plan,
-    unpack_rows,
 )
 from fairseq_dpq.training.initialization import real_rows
 
@@ -61,7 +60,7 @@ class ScalarEmbedding(Form):
         device: Any = None,
     ) -> None:
         super().__init__()
-        _check(embedding_dim, _say, bits, by_row, group)
+        self.check(embedding_dim, bits=bits, by_row=by_row, group=group)
         self._set_size(num_embeddings, embedding_dim, padding_idx)
         self.bits = bits
         self.by_row = by_row
@@ -95,59 +94,56 @@ class ScalarEmbedding(Form):
         """Each number rounded to the nearest of 2^bits levels."""
         n, d = table.shape
         module = cls(n, d, padding_idx, bits=bits, by_row=by_row, group=group, device=table.device)
-        real = real_rows(table, padding_idx)
-        if group:
-            module._fill_groups(table, real)
-            if progress is not None:
-                progress(1)
-            return module
-        if by_row:
-            low, high = table.float().amin(1, keepdim=True), table.float().amax(1, keepdim=True)
-        else:
-            low, high = table[real].float().amin().view(1, 1), table[real].float().amax().view(1, 1)
-        module.offset.copy_(low)
-        module.scale.copy_((high - low) / (2**bits - 1))
-        widths = [bits] * d
+        real, top = real_rows(table, padding_idx), 2**bits - 1
+        if not by_row:
+            low, high = table[real].float().amin(), table[real].float().amax()
+            module.offset.fill_(low)
+            module.scale.copy_((high - low) / top)
         for start in range(0, n, _ROWS):
-            rows = table[start : start + _ROWS].float()
-            part = slice(start, start + _ROWS) if by_row else slice(None)
-            step = module.scale[part].clamp_min(1e-30)
-            level = ((rows - module.offset[part]) / step).round_().clamp_(0, 2**bits - 1)
-            level[~real[start : start + _ROWS]] = 0
-            module.levels[start : start + _ROWS] = pack_codes(level.to(torch.int16), widths)
+            part = slice(start, start + _ROWS)
+            own = part if by_row else slice(None)
+            rows = table[part].float().view(-1, module.scale.shape[1], group or d)
+            if by_row:
+                module.offset[part] = rows.amin(2)
+                module.scale[part] = (rows.amax(2) - module.offset[part]) / top
+            offset, scale = (x[own].float().unsqueeze(2) for x in (module.offset, module.scale))
+            level = ((rows - offset) / scale.clamp_min(1e-30)).round_().clamp_(0, top)
+            level[~real[part]] = 0
+            module.levels[part] = pack_codes(level.flatten(1).to(torch.int16), [bits] * d)
         if progress is not None:
             progress(1)
         return module
 
-    def _fill_groups(self, table: Tensor, real: Tensor) -> None:
-        widths, top = [self.bits] * self.embedding_dim, 2**self.bits - 1
-        for start in range(0, len(table), _ROWS):
-            part = slice(start, start + _ROWS)
-            rows = table[part].float().view(-1, self.scale.shape[1], self.group)
-            offset = rows.amin(2).half()
-            scale = ((rows.amax(2) - offset.float()) / top).half()
-            step = scale.float().clamp_min(1e-30).unsqueeze(2)
-            level = ((rows - offset.float().unsqueeze(2)) / step).round_().clamp_(0, top)
-            level[~real[part]] = 0
-            self.scale[part], self.offset[part] = scale, offset
-            self.levels[part] = pack_codes(level.flatten(1).to(torch.int16), widths)
-
     @classmethod
-    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
-        _check(embedding_dim, say, **settings)
+    def check(  # type: ignore[override]
+        cls,
+        embedding_dim: int,
+        say: Callable[[str, Any], str] = plain,
+        *,
+        bits: int,
+        by_row: bool = True,
+        group: int = 0,
+    ) -> None:
+        if not 2 <= bits <= 8:
+            raise ValueError(f"{say('bits', bits)}: must be from 2 to 8")
+        if group < 0 or (group and embedding_dim % group):
+            raise ValueError(
+                f"{say('group', group)} does not divide the embedding size {embedding_dim}; try 32"
+            )
+        if group and not by_row:
+            raise ValueError(f"{say('group', group)} goes without one range for the whole table")
 
     @classmethod
     def layout(
         cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
     ) -> dict[str, Layout]:
-        _check(embedding_dim, _say, **settings)
+        cls.check(embedding_dim, **settings)
         bits, group = settings["bits"], settings["group"]
+        columns = embedding_dim // group if group else 1
+        ranges = Layout((num_embeddings if settings["by_row"] else 1, columns))
         levels = Layout((num_embeddings, (bits * embedding_dim + 7) // 8), (torch.uint8,))
-        if group:
-            ranges = Layout((num_embeddings, embedding_dim // group))
-            return {"levels": levels, "scale": ranges, "offset": ranges, "like": Layout((1,))}
-        ranges = Layout((num_embeddings if settings["by_row"] else 1, 1))
-        return {"levels": levels, "scale": ranges, "offset": ranges}
+        like = {"like": Layout((1,))} if group else {}
+        return {"levels": levels, "scale": ranges, "offset": ranges, **like}
 
     @classmethod
     def check_contents(
@@ -157,7 +153,8 @@ class ScalarEmbedding(Form):
 
     def forward(self, indices: Tensor) -> Tensor:
         flat = indices.reshape(-1)
-        level = _unpack(self.levels.index_select(0, flat), self.plan, self.even, self.embedding_dim)
+        level = self.levels.index_select(0, flat)
+        level = unpack(level, self.plan, False, self.even, self.embedding_dim)
         if self.by_row:
             scale, offset = self.scale.index_select(0, flat), self.offset.index_select(0, flat)
         else:
@@ -185,12 +182,8 @@ class ScalarEmbedding(Form):
         size = (self.num_embeddings + len(rows), self.embedding_dim, self.padding_idx)
         return self.from_tensors(*size, self.settings(), joined)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        kept = (self.scale, self.offset)
-        super()._apply(fn, recurse)
-        if self.group:
-            self.scale, self.offset = (tensor.to(self.levels.device) for tensor in kept)
-        return self
+    def _kept_dtypes(self) -> list[tuple[nn.Module, str]]:
+        return [(self, "scale"), (self, "offset")] if self.group else []
 
     @classmethod
     def from_tensors(
@@ -213,12 +206,6 @@ class ScalarEmbedding(Form):
         ranges = (32 if self.group else 64) * self.scale.numel()
         return self.num_embeddings * self.embedding_dim * self.bits + ranges
 
-    @property
-    def saved_nbytes(self) -> int:
-        ranges = 2 * self.scale.numel() * self.scale.element_size()
-        like = 0 if self.like is None else self.like.element_size()
-        return self.levels.numel() + ranges + like
-
     def bits_per_symbol(self) -> int:
         own = 16 * self.scale.element_size() * self.scale.shape[1] if self.by_row else 0
         return self.bits * self.embedding_dim + own
@@ -227,27 +214,3 @@ class ScalarEmbedding(Form):
         if self.group:
             return f"{self.bits} bits in groups of {self.group}"
         return f"{self.bits} bits by {'row' if self.by_row else 'table'}"
-
-
-def _say(name: str, value: Any) -> str:
-    return f"{name}={value}"
-
-
-def _check(
-    embedding_dim: int, say: Callable[[str, Any], str], bits: int, by_row: bool, group: int = 0
-) -> None:
-    if not 2 <= bits <= 8:
-        raise ValueError(f"{say('bits', bits)}: must be from 2 to 8")
-    if group < 0 or (group and embedding_dim % group):
-        raise ValueError(
-            f"{say('group', group)} does not divide the embedding size {embedding_dim}; try 32"
-        )
-    if group and not by_row:
-        raise ValueError(f"{say('group', group)} goes without one range for the whole table")
-
-
-def _unpack(rows: Tensor, plan: Tensor, even: int, width: int) -> Tensor:
-    if torch.jit.is_scripting():
-        return unpack_rows(rows, plan, False)
-    else:  # a saved TorchScript program takes the dtype of a view for its shape
-        return unpack_even(rows, even, width) if even else unpack_rows(rows, plan, False)

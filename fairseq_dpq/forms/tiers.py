@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_dpq import native
-from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings
+from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings, plain
 from fairseq_dpq.forms.choosing_tiers import Tier, check_tiers, choose_tiers, id_order, of_tier
 from fairseq_dpq.forms.metric import metric_gain, quantize_in_metric, weighted_mean
 from fairseq_dpq.forms.packing import check_range
 from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.forms.product_layout import product_layout
 from fairseq_dpq.forms.quantization import rescaled
 from fairseq_dpq.tracing import is_tracing
 
@@ -61,15 +61,14 @@ class TieredEmbedding(Form):
         listed = check_tiers(tiers, num_embeddings, embedding_dim)
         # It follows the dtype of the model, which rows have; values do not.
         self.register_buffer("like", torch.zeros(1, dtype=dtype, device=device))
-        tier_of = None
-        if not in_order:
-            counts = torch.tensor([rows for rows, _, _ in listed], device=device)
-            tier_of = torch.arange(len(listed), device=device).repeat_interleave(counts)
-            tier_of = tier_of.to(torch.uint8)
-        self.register_buffer("tier_of", tier_of)
+        self.register_buffer("tier_of", None if in_order else _one_after_the_other(listed, device))
         numbers = torch.zeros(num_embeddings, dtype=torch.float16, device=device)
         self.register_buffer("correction", numbers if corrected else None)
-        self.tiers = nn.ModuleList(_empty(tier, embedding_dim, device) for tier in listed)
+        how: Settings = {"packed": True, "dtype": torch.float16, "device": device}
+        self.tiers = nn.ModuleList(
+            CompactEmbedding(1 if K == 1 else rows, embedding_dim, None, K=K, D=D, **how)
+            for rows, K, D in listed
+        )
         self._set_tiers(listed)
 
     def _set_tiers(self, listed: list[Tier]) -> None:
@@ -77,9 +76,7 @@ class TieredEmbedding(Form):
         self._fast = None
         self.sizes = listed
         self.shared = [K == 1 for _, K, _ in listed]
-        self.first = [0]
-        for rows, _, _ in listed:
-            self.first.append(self.first[-1] + rows)
+        self.first = [0, *itertools.accumulate(rows for rows, _, _ in listed)]
         device = self.like.device
         bounds = torch.tensor(self.first[1:-1], dtype=torch.int64, device=device)
         self.register_buffer("bounds", bounds, persistent=False)
@@ -130,10 +127,8 @@ class TieredEmbedding(Form):
             order = torch.sort(cost, descending=True, stable=True).indices
             in_order = bool((order[1:] > order[:-1]).all())
         if tiers is None:
-            gain = 1.0
-            if metric is not None:
-                some = table[:: max(1, n // _ROWS)].float() - center
-                gain = metric_gain(metric, some.t() @ some / len(some))
+            some = table[:: max(1, n // _ROWS)].float() - center
+            gain = 1.0 if metric is None else metric_gain(metric, some.t() @ some / len(some))
             beside = (0 if in_order else n) + (2 * n if corrected else 0)
             budget = int(4 * n * d / ratio) - beside
             tiers = choose_tiers(cost[order], d, max(1, budget), gain)
@@ -163,8 +158,9 @@ class TieredEmbedding(Form):
         return made.to(table.device)
 
     @classmethod
-    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
-        ratio = settings.get("ratio", 10.0)
+    def check(  # type: ignore[override]
+        cls, embedding_dim: int, say: Callable[[str, Any], str] = plain, *, ratio: float = 10.0
+    ) -> None:
         if not ratio > 1:
             raise ValueError(f"{say('ratio', ratio)}: must be above 1; try 10")
 
@@ -181,7 +177,7 @@ class TieredEmbedding(Form):
         for i, (rows, K, D) in enumerate(listed):
             own = of_tier(found, i)
             kept = {"K": K, "D": D, "share_subspaces": False}
-            stored = product_layout(1 if K == 1 else rows, embedding_dim, kept, own)
+            stored = CompactEmbedding.layout(1 if K == 1 else rows, embedding_dim, kept, own)
             if stored["values"].shape[0] != K * D:
                 raise ValueError(f"tiers.{i}: expected {K * D} values for K={K} and D={D}")
             out.update({f"tiers.{i}.{name}": one for name, one in stored.items()})
@@ -219,9 +215,8 @@ class TieredEmbedding(Form):
         correction = tensors.get("correction")
         made.correction = None if correction is None else correction.half()
         for i, (rows, K, D) in enumerate(listed):
-            own = dict(of_tier(tensors, i))
+            own = of_tier(tensors, i)
             own["values"] = own["values"].half()
-            own.setdefault("sizes", torch.tensor([K] * D, dtype=torch.int32))
             size = (1 if K == 1 else rows, embedding_dim, None)
             part: Settings = {"K": K, "D": D, "share_subspaces": False}
             made.tiers[i] = CompactEmbedding.from_tensors(*size, part, own)
@@ -329,14 +324,11 @@ class TieredEmbedding(Form):
     def with_rows(self, rows: Tensor) -> TieredEmbedding:
         """The new rows join the first tier, which has the most bits; their correction is zero."""
         old, more = self.num_embeddings, len(rows)
-        tier_of = self.tier_of
-        if tier_of is None:
-            counts = self.bounds.new_tensor([size[0] for size in self.sizes])
-            tier_of = torch.arange(len(self.sizes), device=counts.device).repeat_interleave(counts)
         tensors = self.export_tensors()
-        tensors["tier_of"] = torch.cat([tier_of, tier_of.new_zeros(more)]).to(torch.uint8)
-        if self.correction is not None:
-            tensors["correction"] = torch.cat([self.correction, self.correction.new_zeros(more)])
+        if self.tier_of is None:
+            tensors["tier_of"] = _one_after_the_other(self.sizes, self.like.device)
+        for name in {"tier_of", "correction"} & set(tensors):
+            tensors[name] = torch.cat([tensors[name], tensors[name].new_zeros(more)])
         first = self._coded()[0].with_rows(rows).export_tensors()
         tensors.update({f"tiers.0.{name}": tensor for name, tensor in first.items()})
         (count, K, D), *rest = self.sizes
@@ -353,12 +345,6 @@ class TieredEmbedding(Form):
     def formula_bits(self) -> int:
         return 8 * self.saved_nbytes
 
-    @property
-    def saved_nbytes(self) -> int:
-        beside = (self.like, self.tier_of, self.correction)
-        own = sum(x.numel() * x.element_size() for x in beside if x is not None)
-        return own + sum(tier.saved_nbytes for tier in self._coded())
-
     def bits_per_symbol(self) -> int:
         """Of the mean row."""
         return 8 * self.saved_nbytes // self.num_embeddings
@@ -374,16 +360,9 @@ class TieredEmbedding(Form):
             tensors.update({f"tiers.{i}.{k}": t for k, t in tier.export_tensors().items()})
         return tensors
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # Codes and values move with the model; numbers of 16 bits stay what they are.
-        kept = [(tier, tier.values) for tier in self._coded()]
-        correction = self.correction
-        super()._apply(fn, recurse)
-        for tier, values in kept:
-            tier.values = values.to(tier.values.device)
-        if correction is not None:
-            self.correction = correction.to(self.like.device)
-        return self
+    def _kept_dtypes(self) -> list[tuple[nn.Module, str]]:
+        values: list[tuple[nn.Module, str]] = [(tier, "values") for tier in self._coded()]
+        return values if self.correction is None else [*values, (self, "correction")]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         given = state_dict.get(f"{prefix}correction")
@@ -393,7 +372,7 @@ class TieredEmbedding(Form):
         self._set_tiers(self.sizes)
 
 
-def _empty(tier: Tier, d: int, device: Any) -> CompactEmbedding:
-    rows, K, D = tier
-    like: Settings = {"dtype": torch.float16, "device": device}
-    return CompactEmbedding(1 if K == 1 else rows, d, None, K=K, D=D, packed=True, **like)
+def _one_after_the_other(tiers: list[Tier], device: Any) -> Tensor:
+    """The tier of each row (n,) where the tiers follow each other."""
+    counts = torch.tensor([rows for rows, _, _ in tiers], device=device)
+    return torch.arange(len(tiers), device=device).repeat_interleave(counts).to(torch.uint8)

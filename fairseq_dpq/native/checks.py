@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +29,23 @@ def expect(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {wanted}")
 
 
-def dimensions(name: str, tensor: Tensor, names: str) -> tuple[int, ...]:
+def dims(name: str, tensor: Tensor, names: str) -> tuple[int, ...]:
     """The sizes of a tensor that has one dimension for each of the names."""
     if tensor.dim() != names.count(",") + 1:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be ({names})")
     return tuple(tensor.shape)
+
+
+def call(function: Any, struct: Any, start: int = 0, **fields: Any) -> None:
+    """Call a function of the library with a struct of these fields, tensors by their addresses. An
+    error counts rows from `start` on."""
+    # The struct and the tensors have names here, so that they live as long as the call.
+    job = struct(**{k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in fields.items()})
+    code = function(ctypes.addressof(job), torch.get_num_threads())
+    if code > 0:
+        row = start + code - 1
+        raise ValueError(f"codes: row {row} has a code that is not below K={fields['K']}")
+    passed(code)
 
 
 def passed(code: int) -> None:
@@ -41,30 +54,6 @@ def passed(code: int) -> None:
         raise MemoryError("the native library has no memory left")
     if code:
         raise ValueError("the native library refuses these shapes")
-
-
-def check_parts(
-    codes: Tensor,
-    values: Tensor,
-    sizes: Sequence[int],
-    shared: bool,
-    packed: bool,
-    padding_idx: int | None,
-) -> None:
-    """Raise ValueError where codes, values and sizes do not make a table."""
-    if not sizes or min(sizes) < 1 or (shared and len(set(sizes)) > 1):
-        raise ValueError(f"sizes={list(sizes)}: give the number of codes of each group")
-    if codes.dim() != 2 or values.dim() != 2:
-        shapes = tuple(codes.shape), tuple(values.shape)
-        raise ValueError(f"codes and values have shapes {shapes}; both must have two dimensions")
-    width = max(1, (sum((s - 1).bit_length() for s in sizes) + 7) // 8) if packed else len(sizes)
-    if codes.shape[1] != width:
-        raise ValueError(f"codes have {codes.shape[1]} columns; {len(sizes)} groups need {width}")
-    rows = sizes[0] if shared else sum(sizes)
-    if values.shape[0] < rows:
-        raise ValueError(f"values have {values.shape[0]} rows; the groups' codes need {rows}")
-    if padding_idx is not None and not 0 <= padding_idx < codes.shape[0]:
-        raise ValueError(f"padding_idx={padding_idx} is not a row of the {codes.shape[0]}")
 
 
 def has_memory(tensor: Tensor) -> bool:

@@ -7,14 +7,13 @@ PyTorch must serve.
 
 from __future__ import annotations
 
-import ctypes
-from typing import Iterator
+from typing import Any, Iterator
 
 import torch
 from torch import Tensor
 
 from fairseq_dpq.native import library
-from fairseq_dpq.native.checks import BYTES, MOST_CODES, aligned, dimensions, expect, passed, serves
+from fairseq_dpq.native.checks import BYTES, MOST_CODES, aligned, call, dims, expect, serves
 
 _ROWS = 1 << 15  # rows turned into float32 at once where they are of another type
 
@@ -27,8 +26,8 @@ def nearest(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor] | None:
     Neither depends on the number of threads or on the instruction set.
     """
     lib = serves(points, centroids)
-    n, D, size = dimensions("points", points, "n, D, size")
-    G, K, _ = dimensions("centroids", centroids, "G, K, size")
+    n, D, size = dims("points", points, "n, D, size")
+    G, K, _ = dims("centroids", centroids, "G, K, size")
     expect("centroids", centroids, (D, K, size), (1, K, size))
     if lib is None or not (D and K and size) or K > MOST_CODES or not _real(points, centroids):
         return None
@@ -36,9 +35,8 @@ def nearest(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor] | None:
     codes = points.new_empty(n, D, dtype=torch.uint8 if K <= 256 else torch.int16)
     error = points.new_zeros(D, dtype=torch.float64)
     for start, part in _parts(points):
-        job = _job(part, codes[start:], K, G)
-        job.centroids, job.error = centroids.data_ptr(), error.data_ptr()
-        passed(lib.dpq_nearest(ctypes.addressof(job), torch.get_num_threads()))
+        job = {"codes": codes[start:], "centroids": centroids, "error": error}
+        _call(lib.dpq_nearest, part, K, G, start, **job)
     return codes, error
 
 
@@ -49,7 +47,7 @@ def centroid_sums(
     """The weighted sums (D, K, size) of the points of each code (n, D), and the sums of their
     weights (D, K), both float64 and added in the order of the rows. `weights` are (n,)."""
     lib = serves(points, codes, weights)
-    n, D, size = dimensions("points", points, "n, D, size")
+    n, D, size = dims("points", points, "n, D, size")
     expect("codes", codes, (n, D))
     if weights is not None:
         expect("weights", weights, (n,))
@@ -64,13 +62,9 @@ def centroid_sums(
     sums = points.new_zeros(D, K, size, dtype=torch.float64)
     mass = points.new_zeros(D, K, dtype=torch.float64)
     for start, part in _parts(points):
-        job = _job(part, codes[start:], K, D)
-        job.sums, job.mass = sums.data_ptr(), mass.data_ptr()
-        job.weights = None if weights is None else weights[start:].data_ptr()
-        code = lib.dpq_sums(ctypes.addressof(job), torch.get_num_threads())
-        if code > 0:
-            raise ValueError(f"codes: row {start + code - 1} has a code that is not below K={K}")
-        passed(code)
+        counted = None if weights is None else weights[start:]
+        job = {"codes": codes[start:], "weights": counted, "sums": sums, "mass": mass}
+        _call(lib.dpq_sums, part, K, D, start, **job)
     return sums, mass
 
 
@@ -79,8 +73,8 @@ def first_centroids(points: Tensor, draws: Tensor) -> Tensor | None:
     """Centroids (D, K, size) to begin with, by k-means++: the next one is drawn by its squared
     distance from those before it. `draws` (D, K) are uniform in [0, 1)."""
     lib = serves(points, draws)
-    n, D, size = dimensions("points", points, "n, D, size")
-    _, K = dimensions("draws", draws, "D, K")
+    n, D, size = dims("points", points, "n, D, size")
+    _, K = dims("draws", draws, "D, K")
     expect("draws", draws, (D, K))
     if not n:
         raise ValueError("points has no rows; k-means needs at least one point")
@@ -90,9 +84,7 @@ def first_centroids(points: Tensor, draws: Tensor) -> Tensor | None:
     if points.stride(2) != 1 or points.data_ptr() % 4:
         points = aligned(points)
     out = points.new_empty(D, K, size)
-    job = _job(points, None, K, D)
-    job.draws, job.first = draws.data_ptr(), out.data_ptr()
-    passed(lib.dpq_first_centroids(ctypes.addressof(job), torch.get_num_threads()))
+    _call(lib.dpq_first_centroids, points, K, D, 0, draws=draws, first=out)
     return out
 
 
@@ -110,17 +102,12 @@ def _parts(points: Tensor) -> Iterator[tuple[int, Tensor]]:
         yield start, part if plain else aligned(part.float())
 
 
-def _job(points: Tensor, codes: Tensor | None, K: int, G: int) -> library.ClustersStruct:
+def _call(
+    function: Any, points: Tensor, K: int, G: int, start: int, **tensors: Tensor | None
+) -> None:
     n, D, size = points.shape
-    return library.ClustersStruct(
-        points=points.data_ptr(),
-        codes=None if codes is None else codes.data_ptr(),
-        n=n,
-        stride=points.stride(0),
-        group_stride=points.stride(1),
-        D=D,
-        size=size,
-        G=G,
-        K=K,
-        code_bytes=8 if codes is None else BYTES[codes.dtype],
-    )
+    codes = tensors.get("codes")
+    job: dict[str, Any] = {"points": points, "n": n, "D": D, "size": size, "G": G, "K": K}
+    job.update(stride=points.stride(0), group_stride=points.stride(1))
+    job.update(code_bytes=8 if codes is None else BYTES[codes.dtype], **tensors)
+    call(function, library.ClustersStruct, start, **job)

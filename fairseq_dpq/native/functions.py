@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.native import library
-from fairseq_dpq.native.checks import BYTES, MOST_CODES, aligned, dimensions, expect, passed, serves
+from fairseq_dpq.native.checks import BYTES, MOST_CODES, aligned, call, dims, expect, passed, serves
 from fairseq_dpq.tracing import is_tracing
 
 _DISTANCE = {"dot": 0, "euclidean": 1}
@@ -22,17 +22,15 @@ _WIDEST = 15  # bits of a code
 
 def _check_query(query: Tensor, keys: Tensor, mean: Tensor | None, scale: Tensor | None) -> None:
     """Raise ValueError where queries, keys and statistics do not fit each other."""
-    _, D, size = dimensions("query", query, "tokens, D, d_key")
-    _, K, _ = dimensions("keys", keys, "G, K, d_key")
+    _, D, size = dims("query", query, "tokens, D, d_key")
+    _, K, _ = dims("keys", keys, "G, K, d_key")
     expect("keys", keys, (D, K, size), (1, K, size))
     if not K:
         raise ValueError("keys has K=0; a code needs at least one key")
     if (mean is None) != (scale is None):
         raise ValueError("mean and scale go together: give both or neither")
-    for name, tensor in (("mean", mean), ("scale", scale)):
-        if tensor is not None:
-            expect(name, tensor, (D, K), (1, K))
     if mean is not None and scale is not None:
+        expect("mean", mean, (D, K), (1, K))
         expect("scale", scale, tuple(mean.shape))
     for name, tensor in (("query", query), ("keys", keys), ("mean", mean), ("scale", scale)):
         if tensor is not None and tensor.is_complex():
@@ -65,25 +63,14 @@ def codes(
     # Rows may be apart from each other, as those of a slice of a wider table.
     inside = query.stride(2) == 1 and query.stride(1) == size and query.stride(0) >= D * size
     if not inside or query.data_ptr() % 4:
-        query = query.contiguous().clone() if query.data_ptr() % 4 else query.contiguous()
+        query = aligned(query)
+    mean, scale = (None if t is None else aligned(t.float()) for t in (mean, scale))
     out = query.new_empty(tokens, D, dtype=dtype)
-    job = library.QueryStruct(
-        query=query.data_ptr(),
-        keys=keys.data_ptr(),
-        out=out.data_ptr(),
-        tokens=tokens,
-        stride=query.stride(0) if tokens > 1 else D * size,
-        D=D,
-        key_dim=size,
-        G=G,
-        K=K,
-        distance=_DISTANCE[distance],
-        out_bytes=BYTES[dtype],
-    )
-    if mean is not None and scale is not None:
-        mean, scale = aligned(mean.float()), aligned(scale.float())
-        job.mean, job.scale, job.stat_groups = mean.data_ptr(), scale.data_ptr(), mean.shape[0]
-    passed(lib.dpq_codes(ctypes.addressof(job), torch.get_num_threads()))
+    job: dict[str, Any] = {"query": query, "keys": keys, "mean": mean, "scale": scale, "out": out}
+    job.update(tokens=tokens, D=D, key_dim=size, G=G, K=K, distance=_DISTANCE[distance])
+    job.update(stride=query.stride(0) if tokens > 1 else D * size, out_bytes=BYTES[dtype])
+    job.update(stat_groups=0 if mean is None else mean.shape[0])
+    call(lib.dpq_codes, library.QueryStruct, **job)
     return out
 
 
@@ -107,8 +94,8 @@ def softmax_gradients(
     Without `of_keys`, which takes time, there are none of direction and offset."""
     parts = (features, direction, offset, values, grad)
     lib = serves(*parts, codes)
-    rows, D, m = dimensions("features", features, "rows, D, m")
-    _, K, size = dimensions("values", values, "G, K, size")
+    rows, D, m = dims("features", features, "rows, D, m")
+    _, K, size = dims("values", values, "G, K, size")
     expect("values", values, (D, K, size), (1, K, size))
     G = values.shape[0]
     expect("direction", direction, (G, K, m))
@@ -119,31 +106,14 @@ def softmax_gradients(
         return None
     if K > MOST_CODES or codes.dtype is not torch.int64 or not (D and K and m and size):
         return None
-    features, direction, offset, values, grad = (aligned(t) for t in parts)
-    codes = aligned(codes)
-    out = [torch.empty_like(t) for t in (features, values)]
-    to_keys = [torch.empty_like(t) for t in (direction, offset)] if of_keys else [None, None]
-    job = library.SoftmaxStruct(
-        features=features.data_ptr(),
-        direction=direction.data_ptr(),
-        offset=offset.data_ptr(),
-        values=values.data_ptr(),
-        codes=codes.data_ptr(),
-        grad=grad.data_ptr(),
-        grad_features=out[0].data_ptr(),
-        grad_direction=None if to_keys[0] is None else to_keys[0].data_ptr(),
-        grad_offset=None if to_keys[1] is None else to_keys[1].data_ptr(),
-        grad_values=out[1].data_ptr(),
-        rows=rows,
-        stride=D * m,
-        D=D,
-        features_size=m,
-        G=G,
-        K=K,
-        size=size,
-    )
-    passed(lib.dpq_softmax_gradients(ctypes.addressof(job), torch.get_num_threads()))
-    return out[0], *to_keys, out[1]  # type: ignore[return-value]
+    names = ("features", "direction", "offset", "values", "grad", "codes")
+    job: dict[str, Any] = {k: aligned(t) for k, t in zip(names, (*parts, codes))}
+    wanted = names[:4] if of_keys else ("features", "values")
+    found = {name: torch.empty_like(job[name]) for name in wanted}
+    job.update({f"grad_{name}": out for name, out in found.items()})
+    job.update(rows=rows, stride=D * m, D=D, features_size=m, G=G, K=K, size=size)
+    call(lib.dpq_softmax_gradients, library.SoftmaxStruct, **job)
+    return tuple(found.get(name) for name in names[:4])  # type: ignore[return-value]
 
 
 def gpu_codes(
@@ -166,7 +136,7 @@ def gpu_codes(
 def pack(codes: Tensor, bits: Sequence[int], row_bytes: int) -> Tensor | None:
     """Codes (n, D) as bits (n, row_bytes)."""
     lib = serves(codes)
-    n, D = dimensions("codes", codes, "n, D")
+    n, D = dims("codes", codes, "n, D")
     _check_bits(bits, row_bytes)
     if len(bits) != D:
         raise ValueError(f"bits has {len(bits)} widths for {D} groups; give one for each group")
@@ -175,48 +145,28 @@ def pack(codes: Tensor, bits: Sequence[int], row_bytes: int) -> Tensor | None:
     codes = aligned(codes)
     out = codes.new_empty(n, row_bytes, dtype=torch.uint8)
     widths = (ctypes.c_uint8 * D)(*bits)
-    passed(
-        lib.dpq_pack(
-            codes.data_ptr(),
-            BYTES[codes.dtype],
-            n,
-            D,
-            ctypes.addressof(widths),
-            row_bytes,
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
-    )
+    rows = (codes.data_ptr(), BYTES[codes.dtype], n, D, ctypes.addressof(widths), row_bytes)
+    passed(lib.dpq_pack(*rows, out.data_ptr(), torch.get_num_threads()))
     return out
 
 
 def unpack(packed: Tensor, bits: Sequence[int], dtype: torch.dtype) -> Tensor | None:
     """Packed bits (n, row_bytes) as codes (n, D) of `dtype`."""
     lib = serves(packed)
-    n, row_bytes = dimensions("packed", packed, "n, row_bytes")
+    n, row_bytes = dims("packed", packed, "n, row_bytes")
     _check_bits(bits, row_bytes)
     D = len(bits)
-    if lib is None or dtype not in BYTES or packed.dtype is not torch.uint8 or not D:
+    if lib is None or dtype not in BYTES or packed.dtype is not torch.uint8:
         return None
-    if max(bits) > _WIDEST:
+    if not D or max(bits) > _WIDEST:
         return None
     if dtype is torch.uint8 and max(bits) > 8:
         raise ValueError(f"codes of {max(bits)} bits do not fit into one byte; ask for torch.int16")
     packed = packed.contiguous()
     out = packed.new_empty(n, D, dtype=dtype)
     widths = (ctypes.c_uint8 * D)(*bits)
-    passed(
-        lib.dpq_unpack(
-            packed.data_ptr(),
-            n,
-            D,
-            ctypes.addressof(widths),
-            row_bytes,
-            out.data_ptr(),
-            BYTES[dtype],
-            torch.get_num_threads(),
-        )
-    )
+    rows = (packed.data_ptr(), n, D, ctypes.addressof(widths), row_bytes)
+    passed(lib.dpq_unpack(*rows, out.data_ptr(), BYTES[dtype], torch.get_num_threads()))
     return out
 
 

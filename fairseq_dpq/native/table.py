@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from fairseq_dpq.files.memory import BufferGuard
 from fairseq_dpq.native import library
-from fairseq_dpq.native.checks import aligned, check_parts, has_memory
+from fairseq_dpq.native.buffers import Buffers
+from fairseq_dpq.native.checks import MOST_CODES, aligned, has_memory
 from fairseq_dpq.tracing import is_tracing
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ VALUE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _CODE_BYTES = {torch.uint8: 1, torch.int16: 2}
 _INT64, _INT32 = torch.int64, torch.int32
 _SMALL = 128  # indices for which the number of threads is not even asked: one does
-_LARGEST_CODE = 32767
 
 
 class Table(BufferGuard):
@@ -33,18 +34,9 @@ class Table(BufferGuard):
     to PyTorch.
     """
 
-    def __init__(
-        self,
-        codes: Tensor,
-        values: Tensor,
-        sizes: Sequence[int],
-        *,
-        shared: bool,
-        packed: bool,
-        padding_idx: int | None,
-    ) -> None:
+    def __init__(self, buffers: Buffers) -> None:
+        codes, values, sizes, shared, packed, padding_idx = buffers
         super().__init__(codes, values, padding_idx)
-        check_parts(codes, values, sizes, shared, packed, padding_idx)
         lib = library.load()
         assert lib is not None
         D, size = len(sizes), values.shape[1]
@@ -76,10 +68,7 @@ class Table(BufferGuard):
         """The rows of indices of any shape."""
         if self._of_values.requires_grad:
             return None
-        found = _look_up(self._lookup, self._address, self._values, self.d, indices)
-        if isinstance(found, int):
-            _raise(found, indices, self.n)
-        return found  # type: ignore[return-value]
+        return _look_up(self._lookup, self._address, self._values, self.n, self.d, indices)
 
     def logits(self, h: Tensor) -> Tensor | None:
         """h (..., d) times the transposed table: (..., n), in h's dtype, summed in float32."""
@@ -160,10 +149,7 @@ class Tiers:
 
     def lookup(self, indices: Tensor) -> Tensor | None:
         """The rows of indices of any shape."""
-        found = _look_up(self._lookup, self._address, self._like, self.d, indices)
-        if isinstance(found, int):
-            _raise(found, indices, self.n)
-        return found  # type: ignore[return-value]
+        return _look_up(self._lookup, self._address, self._like, self.n, self.d, indices)
 
     def logits(self, h: Tensor) -> Tensor | None:
         """h (..., d) times the transposed table, float32, in the order of the tiers: (..., n)."""
@@ -191,10 +177,9 @@ def _states(h: Tensor, d: int) -> Tensor | None:
 
 
 def _look_up(
-    function: Any, address: int, values: Tensor, d: int, indices: Tensor
-) -> Tensor | int | None:
-    """Rows in the dtype of `values`, or the library's error code (not 0), or None where it cannot
-    serve."""
+    function: Any, address: int, values: Tensor, n: int, d: int, indices: Tensor
+) -> Tensor | None:
+    """Rows (..., d) of a table of n in the dtype of `values`, or None where it cannot serve."""
     if indices.dtype is _INT64:
         width = 8
     elif indices.dtype is _INT32:
@@ -213,7 +198,9 @@ def _look_up(
         code = function(address, indices.data_ptr(), count, width, out.data_ptr(), threads)
     except RuntimeError:  # a tensor without memory of its own, as under vmap
         return None
-    return code or out
+    if code:
+        _raise(code, indices, n)
+    return out
 
 
 def _raise(code: int, indices: Tensor | None, n: int) -> None:
@@ -234,9 +221,7 @@ def _raise(code: int, indices: Tensor | None, n: int) -> None:
 def _groups(sizes: tuple[int, ...], shared: bool) -> tuple[Any, Any, Any]:
     """The first value row, the largest code and the bits of each group, as arrays of C."""
     D = len(sizes)
-    first = [0] * D
-    for j in range(1, D):
-        first[j] = 0 if shared else first[j - 1] + sizes[j - 1]
+    first = [0] * D if shared else [0, *itertools.accumulate(sizes[:-1])]
     return (
         (ctypes.c_int64 * D)(*first),
         (ctypes.c_uint16 * D)(*[s - 1 for s in sizes]),
@@ -244,34 +229,22 @@ def _groups(sizes: tuple[int, ...], shared: bool) -> tuple[Any, Any, Any]:
     )
 
 
-def table(
-    codes: Tensor,
-    values: Tensor,
-    sizes: Sequence[int],
-    *,
-    shared: bool,
-    packed: bool,
-    padding_idx: int | None,
-) -> Table | GpuTable | None:
+def table(buffers: Buffers) -> Table | GpuTable | None:
     """A table of these tensors, in main memory or on a GPU, or None where neither the library nor
     Triton can serve them."""
+    codes, values = buffers.codes, buffers.values
     if is_tracing() or type(codes) is not Tensor or type(values) is not Tensor:
         return None
-    check_parts(codes, values, sizes, shared, packed, padding_idx)
+    buffers.check()
     if codes.device != values.device or not (codes.is_contiguous() and values.is_contiguous()):
         return None
-    if values.dtype not in VALUE_TYPES or max(sizes) - 1 > _LARGEST_CODE or not values.numel():
+    if values.dtype not in VALUE_TYPES or max(buffers.sizes) > MOST_CODES or not values.numel():
         return None
-    if codes.dtype not in _CODE_BYTES or (packed and codes.dtype is not torch.uint8):
+    if codes.dtype not in _CODE_BYTES or (buffers.packed and codes.dtype is not torch.uint8):
         return None
     if not (has_memory(codes) and has_memory(values)):
         return None
-    cls: Any = None
     if codes.is_cpu:
-        cls = Table if library.load() is not None else None
-    elif codes.is_cuda:
-        kernels = library.gpu(codes.device)
-        cls = None if kernels is None else kernels.GpuTable
-    if cls is None:
-        return None
-    return cls(codes, values, sizes, shared=shared, packed=packed, padding_idx=padding_idx)
+        return Table(buffers) if library.available() else None
+    kernels = library.gpu(codes.device) if codes.is_cuda else None
+    return None if kernels is None else kernels.GpuTable(buffers)

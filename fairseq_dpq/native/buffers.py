@@ -1,0 +1,65 @@
+"""The tensors of a compact table and how they are read: what the library and Triton are given."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+
+class Buffers(NamedTuple):
+    """Codes and values of a table, with what says how to read them."""
+
+    codes: Tensor  # (n, D), or (n, bytes) if packed
+    values: Tensor  # (rows, d / D), the rows of group j after those of group j - 1
+    sizes: Sequence[int]  # number of codes of each group
+    shared: bool  # whether all groups use the same rows
+    packed: bool
+    padding_idx: int | None
+
+    @property
+    def bits(self) -> list[int]:
+        return [(size - 1).bit_length() for size in self.sizes]
+
+    @property
+    def value_rows(self) -> int:
+        """Rows of values that codes can name; a row for padding may follow them."""
+        return self.sizes[0] if self.shared else sum(self.sizes)
+
+    def check(self) -> None:
+        """Raise ValueError where codes, values and sizes do not make a table."""
+        codes, values, sizes, shared, packed, padding_idx = self
+        if not sizes or min(sizes) < 1 or (shared and len(set(sizes)) > 1):
+            raise ValueError(f"sizes={list(sizes)}: give the number of codes of each group")
+        if codes.dim() != 2 or values.dim() != 2:
+            shapes = tuple(codes.shape), tuple(values.shape)
+            raise ValueError(
+                f"codes and values have shapes {shapes}; both must have two dimensions"
+            )
+        width = max(1, (sum(self.bits) + 7) // 8) if packed else len(sizes)
+        if codes.shape[1] != width:
+            raise ValueError(
+                f"codes have {codes.shape[1]} columns; {len(sizes)} groups need {width}"
+            )
+        if values.shape[0] < self.value_rows:
+            raise ValueError(
+                f"values have {values.shape[0]} rows; the groups' codes need {self.value_rows}"
+            )
+        if padding_idx is not None and not 0 <= padding_idx < codes.shape[0]:
+            raise ValueError(f"padding_idx={padding_idx} is not a row of the {codes.shape[0]}")
+
+
+def products(rows: Tensor, values: Tensor, sizes: Sequence[int], shared: bool) -> Tensor:
+    """The products of rows (batch, D, d / D) with the values (rows, d / D) of each group, in
+    PyTorch: (codes of all groups, batch), contiguous."""
+    values = values.to(rows.dtype)
+    if shared:
+        found = torch.einsum("bjs,ks->jkb", rows, values)
+    elif len(set(sizes)) == 1:
+        found = torch.einsum("bjs,jks->jkb", rows, values.view(len(sizes), -1, values.shape[1]))
+    else:
+        parts = values.split(list(sizes))
+        found = torch.cat([part @ rows[:, j].t() for j, part in enumerate(parts)])
+    # One column must lie as such: embedding_bag is thirty times slower on other strides.
+    return found.reshape(-1).view(-1, rows.shape[0])
