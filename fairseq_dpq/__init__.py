@@ -15,9 +15,8 @@ from fairseq_dpq.fairseq_plugin.plugin import when_imported
 from fairseq_dpq.version import __version__
 
 if TYPE_CHECKING:
-    from fairseq_dpq.any_model.compress import compact, compress
+    from fairseq_dpq.any_model.compress import add_rows, compact, compress
     from fairseq_dpq.any_model.distill import distill
-    from fairseq_dpq.any_model.growing import add_rows
     from fairseq_dpq.any_model.report import Report
     from fairseq_dpq.any_model.saving import SavedModelError, load_compact, save_compact
     from fairseq_dpq.config import DPQConfigError
@@ -33,9 +32,8 @@ if TYPE_CHECKING:
 
 # The public names by module; the same as above, for the interpreter.
 _NAMES = {
-    "any_model.compress": "compact compress",
+    "any_model.compress": "add_rows compact compress",
     "any_model.distill": "distill",
-    "any_model.growing": "add_rows",
     "any_model.report": "Report",
     "any_model.saving": "SavedModelError load_compact save_compact",
     "config": "DPQConfigError",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Mapping, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +10,12 @@ from torch import Tensor, nn
 
 from fairseq_dpq.forms.packing import code_bits, code_dtype, unpack_codes
 from fairseq_dpq.training.codes import code_usage
+from fairseq_dpq.training.initialization import Trained, real_rows
 
 Settings = Dict[str, Any]
+Tensors = Mapping[str, Tensor]
+Say = Callable[[str, Any], str]  # how an error names a setting and its value
+T = TypeVar("T", bound="Form")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -57,14 +61,15 @@ class Improvement(NamedTuple):
     ratio: float  # compression ratio by the formula
 
 
-def plain(name: str, value: Any) -> str:
-    """A setting as Python has it, for an error."""
-    return f"{name}={value}"
+def below(path: str, tensors: Tensors) -> dict[str, Tensor]:
+    """The tensors below a path, by what follows it in their names."""
+    return {k[len(path) + 1 :]: t for k, t in tensors.items() if k.startswith(f"{path}.")}
 
 
 class Form(nn.Module):
-    """A table for inference. A subclass has a `kind`, a constructor that takes the three arguments
-    of `nn.Embedding` and its `settings()` as keywords, and what raises NotImplementedError here."""
+    """A table for inference. A subclass has a `kind` and what raises NotImplementedError here; it
+    takes the three arguments of `nn.Embedding` and its `settings()` as keywords. `_build` and
+    `_of_table` are for those without a constructor or a `from_table` of their own."""
 
     __jit_unused_properties__ = (
         *("weight", "nbytes", "saved_nbytes", "code_sizes"),
@@ -87,6 +92,25 @@ class Form(nn.Module):
     model_dtype: ClassVar[tuple[str, ...] | None] = None
     setting_types: ClassVar[dict[str, type]]  # of `settings()`
 
+    def __init__(
+        self,
+        num_embeddings: int | None = None,
+        embedding_dim: int = 0,
+        padding_idx: int | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        if num_embeddings is not None:  # a constructor of a subclass calls this one without
+            self._set_size(num_embeddings, embedding_dim, padding_idx)
+            self._build({"dtype": dtype, "device": device}, **settings)
+
+    def _build(self, make: Settings, **settings: Any) -> None:
+        """Register buffers for settings; `make` are the dtype of numbers and the device."""
+        raise NotImplementedError
+
     def _set_size(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None) -> None:
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise ValueError(
@@ -97,42 +121,51 @@ class Form(nn.Module):
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
 
     @classmethod
+    @torch.no_grad()
     def from_table(
-        cls,
+        cls: type[T],
         table: Tensor,
         padding_idx: int | None = None,
         *,
         seed: int = 0,
         progress: Callable[[int], None] | None = None,
         **settings: Any,
-    ) -> Form:
-        """The form of a trained table (n, d), without further training."""
+    ) -> T:
+        """The form of a trained table (n, d), without further training; settings are `options`."""
+        trained = Trained(table.detach(), real_rows(table, padding_idx), seed, progress)
+        form = cls._of_table(trained, padding_idx, **settings)
+        if progress is not None and cls.work(settings) == 1:
+            progress(1)
+        return form
+
+    @classmethod
+    def _of_table(cls: type[T], trained: Trained, padding_idx: int | None, **settings: Any) -> T:
+        """What `from_table` makes; reports the steps of its `work`, if those are several."""
         raise NotImplementedError
 
     @classmethod
-    def from_learned(cls, tensors: Mapping[str, Tensor], request: CompactRequest) -> Form:
+    def from_learned(cls, tensors: Tensors, request: CompactRequest) -> Form:
         """The form of what a method has learned, its `learned()` tensors. Only for forms that some
         method names among its `forms`."""
         raise NotImplementedError
 
     @classmethod
-    def check(
-        cls, embedding_dim: int, say: Callable[[str, Any], str] = plain, **settings: Any
-    ) -> None:
+    def check(cls, embedding_dim: int, say: Say, **settings: Any) -> None:
         """Raise ValueError for settings that cannot work; `say` names one for the reader."""
 
     @classmethod
-    def layout(
-        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
-    ) -> dict[str, Layout]:
+    def require(cls, embedding_dim: int, **settings: Any) -> None:
+        """`check`, with settings named as Python has them."""
+        cls.check(embedding_dim, lambda name, value: f"{name}={value}", **settings)
+
+    @classmethod
+    def layout(cls, n: int, d: int, settings: Settings, found: Tensors) -> dict[str, Layout]:
         """What its tensors must be; `found` are those that are there. ValueError for settings that
         cannot be. Nothing may be allocated by sizes that no tensor has confirmed."""
         raise NotImplementedError
 
     @classmethod
-    def check_contents(
-        cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
-    ) -> None:
+    def check_contents(cls, d: int, settings: Settings, tensors: Tensors) -> None:
         """Raise ValueError for tensors of the right layout that hold impossible numbers."""
 
     @classmethod
@@ -142,7 +175,7 @@ class Form(nn.Module):
 
     def settings(self) -> Settings:
         """Keywords of the constructor, as a record or a file keeps them: plain JSON."""
-        raise NotImplementedError
+        return {name: getattr(self, name) for name in self.setting_types}
 
     def formula_bits(self) -> int:
         """Bits by the formula of its kind."""
@@ -170,19 +203,14 @@ class Form(nn.Module):
 
     @classmethod
     def from_tensors(
-        cls,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        settings: Settings,
-        tensors: Mapping[str, Tensor],
+        cls, n: int, d: int, padding_idx: int | None, settings: Settings, tensors: Tensors
     ) -> Form:
         """From `settings()` and `export_tensors()`; large tensors are not copied."""
         dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
-        module = cls(1, embedding_dim, None, dtype=dtype, **settings)  # one row, replaced at once
+        module = cls(1, d, None, dtype=dtype, **settings)  # one row, replaced at once
         for name, tensor in tensors.items():
             setattr(module, name, tensor)
-        module._set_size(num_embeddings, embedding_dim, padding_idx)
+        module._set_size(n, d, padding_idx)
         return module.eval()
 
     def shrunk(self) -> Form:

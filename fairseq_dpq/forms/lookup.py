@@ -79,14 +79,10 @@ def take_rows(values: Tensor, rows: Tensor) -> Tensor:
     if torch.jit.is_scripting():
         return values.index_select(0, rows)
     else:  # TorchScript compiles no branch that it cannot reach
-        return _take_elements(values, rows)
-
-
-def _take_elements(values: Tensor, rows: Tensor) -> Tensor:
-    kind = ELEMENT.get(values.shape[1] * values.element_size())
-    if kind is None or values.requires_grad or is_tracing():
-        return values.index_select(0, rows)
-    return values.view(kind).view(-1).index_select(0, rows).view(-1, 1).view(values.dtype)
+        kind = ELEMENT.get(values.shape[1] * values.element_size())
+        if kind is None or values.requires_grad or is_tracing():
+            return values.index_select(0, rows)
+        return values.view(kind).view(-1).index_select(0, rows).view(-1, 1).view(values.dtype)
 
 
 def lookup_in_graph(form: Any, indices: Tensor) -> Tensor | None:

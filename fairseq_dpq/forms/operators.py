@@ -28,7 +28,7 @@ def lookup(codes: Tensor, values: Tensor, indices: Tensor, *layout: Any) -> Tens
     return CompactEmbedding.of(buffers)(indices) if found is None else found
 
 
-def fake_lookup(codes: Tensor, values: Tensor, indices: Tensor, D: int, *layout: Any) -> Tensor:
+def fake_lookup(codes: Tensor, values: Tensor, indices: Tensor, D: int, *_: Any) -> Tensor:
     return values.new_empty([*indices.shape, D * values.shape[1]])
 
 
@@ -40,7 +40,7 @@ def logits(codes: Tensor, values: Tensor, h: Tensor, *layout: Any) -> Tensor:
     return logits_by_partial_sums(CompactEmbedding.of(buffers), h) if found is None else found
 
 
-def fake_logits(codes: Tensor, values: Tensor, h: Tensor, *layout: Any) -> Tensor:
+def fake_logits(codes: Tensor, values: Tensor, h: Tensor, *_: Any) -> Tensor:
     return h.new_empty([*h.shape[:-1], codes.shape[0]])
 
 

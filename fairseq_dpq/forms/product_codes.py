@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,41 +12,15 @@ from torch import Tensor
 
 from fairseq_dpq import native
 from fairseq_dpq.files.memory import large_zeros
-from fairseq_dpq.forms import quantization
-from fairseq_dpq.forms.base import (
-    CompactRequest,
-    Form,
-    FormOption,
-    Improvement,
-    Parts,
-    Settings,
-    plain,
-)
-from fairseq_dpq.forms.lookup import (
-    SmallBatchLookup,
-    logits_by_partial_sums,
-    logits_in_graph,
-    lookup_in_graph,
-    take_rows,
-    unpack,
-)
-from fairseq_dpq.forms.packing import (
-    check_codes,
-    check_range,
-    code_bits,
-    code_dtype,
-    even_width,
-    is_wide,
-    pack_codes,
-    row_bytes,
-    unpack_plan,
-)
-from fairseq_dpq.forms.product_layout import product_layout, stored_sizes
+from fairseq_dpq.forms import base, lookup, packing, quantization
+from fairseq_dpq.forms.base import Form, FormOption, Layout, Say, Settings, Tensors
 from fairseq_dpq.sizes import MAX_K, bits_note, division_problem
 from fairseq_dpq.tracing import is_tracing
+from fairseq_dpq.training.initialization import Trained
 from fairseq_dpq.training.kmeans import ITERATIONS
 
 _ROWS = 1 << 15  # rows handled at once where a table is quantised
+_MOST_CODES = 1 << 24  # over all groups, unless the tensors hold more: counting them takes memory
 
 
 class CompactEmbedding(Form):
@@ -55,7 +29,8 @@ class CompactEmbedding(Form):
     `codes` hold one or two bytes a code for the fastest lookup, or, with `packed`, the bits alone;
     in the state_dict they are always packed: `codes` (n, bytes), `values` (rows, d/D), and
     `sizes` (D,) where groups have different numbers of codes. Value rows of group j follow those
-    of group j - 1; with `share_subspaces` all groups use the same rows.
+    of group j - 1; with `share_subspaces` all groups use the same rows. `sizes` gives each group's
+    number of codes where that is not K for all of them.
     """
 
     kind = "product_codes"
@@ -72,56 +47,46 @@ class CompactEmbedding(Form):
         offsets: Tensor
         plan: Tensor
 
-    def __init__(
+    def _build(  # type: ignore[override]
         self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
+        make: Settings,
         *,
         K: int,
         D: int,
         share_subspaces: bool = False,
         sizes: Sequence[int] | None = None,
         packed: bool = False,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
     ) -> None:
-        """`sizes` gives each group's number of codes where that is not K for all of them."""
-        super().__init__()
-        if D < 1 or embedding_dim % D:
-            raise ValueError(f"D={D} does not divide embedding_dim={embedding_dim}")
-        self._set_size(num_embeddings, embedding_dim, padding_idx)
-        self.D = D
-        self.share_subspaces = share_subspaces
-        self.packed = packed
-        self._allocate(list(sizes) if sizes is not None else [K] * D, dtype, device)
+        if D < 1 or self.embedding_dim % D:
+            raise ValueError(f"D={D} does not divide embedding_dim={self.embedding_dim}")
+        self.D, self.share_subspaces, self.packed = D, share_subspaces, packed
+        self._allocate(list(sizes) if sizes is not None else [K] * D, **make)
 
     def _allocate(self, sizes: list[int], dtype: torch.dtype | None, device: Any) -> None:
         """Make empty buffers for groups of these numbers of codes."""
-        self._set_groups(sizes, device)
-        width = row_bytes(self.bits) if self.packed else self.D
-        kind = torch.uint8 if self.packed else code_dtype(max(sizes))
-        # A last row of zeros is what padding points at. It is not saved.
-        rows = self.value_rows + (0 if self.padding_idx is None else 1)
-        size = self.embedding_dim // self.D
-        self.register_buffer("codes", large_zeros(self.num_embeddings, width, kind, device))
-        self.register_buffer("values", torch.zeros(rows, size, dtype=dtype, device=device))
-
-    def _set_groups(self, sizes: list[int], device: Any) -> None:
-        """Set what follows from the numbers of codes: bits, and where each group begins."""
-        if len(sizes) != self.D or min(sizes) < 1 or (self.share_subspaces and len(set(sizes)) > 1):
+        shared, packed = self.share_subspaces, self.packed
+        if len(sizes) != self.D or min(sizes) < 1 or (shared and len(set(sizes)) > 1):
             raise ValueError(f"sizes={sizes}: give the number of codes of each of {self.D} groups")
         self._fast = None
-        self.sizes = sizes
-        self.bits = [code_bits(size) for size in sizes]
-        self.wide = is_wide(self.bits)
-        self.even = even_width(self.bits)
-        self.value_rows = sizes[0] if self.share_subspaces else sum(sizes)
-        first = [0, *itertools.accumulate([0 if self.share_subspaces else x for x in sizes[:-1]])]
+        self.sizes, self.K = sizes, max(sizes)
+        self.bits = bits = [packing.code_bits(size) for size in sizes]
+        self.wide, self.even = packing.is_wide(bits), packing.even_width(bits)
+        self.value_rows = sizes[0] if shared else sum(sizes)
+        first = [0, *itertools.accumulate([0 if shared else x for x in sizes[:-1]])]
         offsets = torch.tensor(first, dtype=torch.int32, device=device)
-        plan = unpack_plan(self.bits).to(offsets.device) if self.packed else torch.empty(0)
         self.register_buffer("offsets", offsets, persistent=False)
+        plan = packing.unpack_plan(bits).to(offsets.device) if packed else torch.empty(0)
         self.register_buffer("plan", plan, persistent=False)
+        width, kind = (
+            (packing.row_bytes(bits), torch.uint8)
+            if packed
+            else (self.D, packing.code_dtype(self.K))
+        )
+        self.register_buffer("codes", large_zeros(self.num_embeddings, width, kind, device))
+        # A last row of zeros is what padding points at. It is not saved.
+        rows = self.value_rows + (0 if self.padding_idx is None else 1)
+        values = torch.zeros(rows, self.embedding_dim // self.D, dtype=dtype, device=device)
+        self.register_buffer("values", values)
 
     @classmethod
     def of(cls, buffers: native.Buffers) -> CompactEmbedding:
@@ -163,45 +128,37 @@ class CompactEmbedding(Form):
         module.values[: module.value_rows] = values
         for start in range(0, n, _ROWS):  # the packed codes are never there twice
             part = codes[start : start + _ROWS]
-            check_codes(part, module.sizes, start)
-            module.codes[start : start + _ROWS] = pack_codes(part, module.bits) if packed else part
+            packing.check_codes(part, module.sizes, start)
+            module.codes[start : start + _ROWS] = (
+                packing.pack_codes(part, module.bits) if packed else part
+            )
         return module
 
     @classmethod
-    @torch.no_grad()
-    def from_table(  # type: ignore[override]
+    def _of_table(  # type: ignore[override]
         cls,
-        table: Tensor,
-        padding_idx: int | None = None,
-        *,
-        seed: int = 0,
-        progress: Callable[[int], None] | None = None,
+        trained: Trained,
+        padding_idx: int | None,
         K: int = 32,
         D: int = 16,
         share_subspaces: bool = False,
     ) -> CompactEmbedding:
         """Product quantisation: k-means in each group, the nearest centroid of each part."""
         G = 1 if share_subspaces else D
-        found = quantization.product_quantize(table, K, D, G, padding_idx, seed, progress)
-        return cls.from_codes(*found, table.shape[1], padding_idx, packed=True)
+        codes, values = quantization.product_quantize(trained, K, D, G)
+        codes[~trained.real] = 0
+        return cls.from_codes(codes, values, trained.table.shape[1], padding_idx, packed=True)
 
     @classmethod
-    def from_learned(cls, tensors: Mapping[str, Tensor], request: CompactRequest) -> Form:
+    def from_learned(cls, tensors: Tensors, request: base.CompactRequest) -> CompactEmbedding:
         """From codes (n, D) and values (G, K, d/D)."""
         values = tensors["values"].to(request.dtype)
         size = request.embedding_dim, request.padding_idx
         return cls.from_codes(tensors["codes"], values, *size, packed=request.packed)
 
     @classmethod
-    def check(  # type: ignore[override]
-        cls,
-        embedding_dim: int,
-        say: Callable[[str, Any], str] = plain,
-        *,
-        K: int,
-        D: int,
-        share_subspaces: bool = False,
-    ) -> None:
+    def check(cls, embedding_dim: int, say: Say, **settings: Any) -> None:
+        K, D = settings["K"], settings["D"]
         if not 2 <= K <= MAX_K:
             raise ValueError(f"{say('K', K)}: must be from 2 to {MAX_K}; try 32")
         problem = division_problem(D, embedding_dim) if D >= 1 else "try 16"
@@ -210,14 +167,29 @@ class CompactEmbedding(Form):
                 f"{say('D', D)} does not divide the embedding size {embedding_dim}; {problem}"
             )
 
-    layout = staticmethod(product_layout)  # type: ignore[assignment]
+    @classmethod
+    def layout(cls, n: int, d: int, settings: Settings, found: Tensors) -> dict[str, Layout]:
+        """By `settings`, with the numbers of codes that the tensors show."""
+        D, shared = settings["D"], settings["share_subspaces"]
+        if D < 1 or d % D:
+            raise ValueError(f"D={D} does not divide embedding_dim={d}")
+        sizes = stored_sizes(D, shared, found)
+        if D * max(sizes) > max(_MOST_CODES, found["values"].numel()):
+            raise ValueError(f"{D} groups of up to {max(sizes)} codes: more than the values hold")
+        K = settings["K"]
+        if not max(sizes) <= K <= MAX_K:
+            raise ValueError(f"K={K}, but a group has {max(sizes)} codes")
+        bits = sum(packing.code_bits(size) for size in sizes)
+        return {
+            "codes": Layout((n, max(1, (bits + 7) // 8)), (torch.uint8,)),
+            "values": Layout((sizes[0] if shared else sum(sizes), d // D)),
+            "sizes": Layout((D,), (torch.int32,), optional=True),
+        }
 
     @classmethod
-    def check_contents(
-        cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
-    ) -> None:
+    def check_contents(cls, d: int, settings: Settings, tensors: Tensors) -> None:
         sizes = stored_sizes(settings["D"], settings["share_subspaces"], tensors)
-        check_range("codes", tensors["codes"], sizes)
+        packing.check_range("codes", tensors["codes"], sizes)
 
     @classmethod
     def work(cls, settings: Settings) -> int:
@@ -232,12 +204,7 @@ class CompactEmbedding(Form):
 
     @classmethod
     def from_tensors(
-        cls,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        settings: Settings,
-        tensors: Mapping[str, Tensor],
+        cls, n: int, d: int, padding_idx: int | None, settings: Settings, tensors: Tensors
     ) -> CompactEmbedding:
         D, shared = settings["D"], settings["share_subspaces"]
         values = F.pad(tensors["values"], (0, 0, 0, 0 if padding_idx is None else 1))
@@ -247,7 +214,7 @@ class CompactEmbedding(Form):
     def forward(self, indices: Tensor) -> Tensor:
         if not torch.jit.is_scripting():
             if is_tracing():
-                found = lookup_in_graph(self, indices)
+                found = lookup.lookup_in_graph(self, indices)
             else:
                 fast = self._prepared()
                 found = None if fast is None else fast.lookup(indices)
@@ -256,12 +223,12 @@ class CompactEmbedding(Form):
         flat = indices.reshape(-1)
         rows = self.codes.index_select(0, flat)
         if self.packed:
-            rows = unpack(rows, self.plan, self.wide, self.even, self.D)
+            rows = lookup.unpack(rows, self.plan, self.wide, self.even, self.D)
         rows = rows + self.offsets  # (tokens, D): rows of the value matrix
         if self.padding_idx is not None:
             pad = (flat == self.padding_idx).unsqueeze(-1)
             rows = rows.masked_fill(pad, self.value_rows)
-        out = take_rows(self.values, rows.reshape(-1))
+        out = lookup.take_rows(self.values, rows.reshape(-1))
         return out.view(indices.shape + (self.embedding_dim,))  # noqa: RUF005, TorchScript knows no *
 
     def _prepared(self) -> Any:
@@ -272,7 +239,7 @@ class CompactEmbedding(Form):
             how = (self.sizes, self.share_subspaces, self.packed, self.padding_idx)
             buffers = native.Buffers(self.codes, self.values, *how)
             try:
-                known = native.table(buffers) or SmallBatchLookup(buffers, self.offsets)
+                known = native.table(buffers) or lookup.SmallBatchLookup(buffers, self.offsets)
             except RuntimeError:  # tensors without memory of their own, as under vmap
                 return None
             self._fast = known
@@ -281,7 +248,7 @@ class CompactEmbedding(Form):
     def native_table(self) -> Any:
         """This table as the native library or Triton takes it, or None where PyTorch must serve."""
         found = None if is_tracing() else self._prepared()
-        return None if isinstance(found, SmallBatchLookup) else found
+        return None if isinstance(found, lookup.SmallBatchLookup) else found
 
     @property
     def serves_logits(self) -> bool:
@@ -292,18 +259,11 @@ class CompactEmbedding(Form):
         if h.shape[-1] != self.embedding_dim:
             raise ValueError(f"h has {h.shape[-1]} numbers a row, the table {self.embedding_dim}")
         if is_tracing():
-            found = logits_in_graph(self, h)
+            found = lookup.logits_in_graph(self, h)
         else:
             known = self.native_table()
             found = None if known is None else known.logits(h)
-        return found if found is not None else logits_by_partial_sums(self, h)
-
-    def packed_codes(self) -> Tensor:
-        """Codes at ceil(log2 K) bits each, (n, bytes), as they are saved."""
-        return self.codes if self.packed else pack_codes(self.codes, self.bits)
-
-    def settings(self) -> Settings:
-        return {"K": max(self.sizes), "D": self.D, "share_subspaces": self.share_subspaces}
+        return found if found is not None else lookup.logits_by_partial_sums(self, h)
 
     def formula_bits(self) -> int:
         codes = self.num_embeddings * sum(self.bits)
@@ -314,27 +274,26 @@ class CompactEmbedding(Form):
 
     def describe(self) -> str:
         shared = ", shared subspaces" if self.share_subspaces else ""
-        return f"K={max(self.sizes)}, D={self.D}{shared}"
+        return f"K={self.K}, D={self.D}{shared}"
 
     @property
     def code_sizes(self) -> list[int]:
         return self.sizes
 
-    def parts(self) -> Parts:
-        return Parts(self.values[: self.value_rows], self.sizes, self.share_subspaces)
+    def parts(self) -> base.Parts:
+        return base.Parts(self.values[: self.value_rows], self.sizes, self.share_subspaces)
 
     def notes(self) -> list[str]:
-        K = max(self.sizes)
-        even = self.bits == [code_bits(K)] * self.D  # no unused codes were dropped
-        return [bits_note(K)] if even and bits_note(K) else []
+        even = self.bits == [packing.code_bits(self.K)] * self.D  # no unused codes were dropped
+        return [bits_note(self.K)] if even and bits_note(self.K) else []
 
-    def improvement(self, table: Tensor, seed: int = 0) -> Improvement | None:
-        K, shared = max(self.sizes), self.share_subspaces
-        return quantization.better_D(table, K, self.D, shared, self.padding_idx, seed)
+    def improvement(self, table: Tensor, seed: int = 0) -> base.Improvement | None:
+        how = (self.K, self.D, self.share_subspaces, self.padding_idx)
+        return quantization.better_D(table, *how, seed)
 
     def shrunk(self) -> CompactEmbedding:
         groups = 1 if self.share_subspaces else self.D
-        values = self.values[: self.value_rows].view(groups, max(self.sizes), -1)
+        values = self.values[: self.value_rows].view(groups, self.K, -1)
         codes, pad = self._unpacked(self.codes), self.padding_idx
         return self._rebuilt(*quantization.drop_unused(codes, values, pad))
 
@@ -356,10 +315,11 @@ class CompactEmbedding(Form):
     def saved_nbytes(self) -> int:
         uneven = 4 * self.D if len(set(self.sizes)) > 1 else 0
         values = self.value_rows * self.values.shape[1] * self.values.element_size()
-        return self.num_embeddings * row_bytes(self.bits) + values + uneven
+        return self.num_embeddings * packing.row_bytes(self.bits) + values + uneven
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        destination[prefix + "codes"] = self.packed_codes()
+        codes = self.codes if self.packed else packing.pack_codes(self.codes, self.bits)
+        destination[prefix + "codes"] = codes
         destination[prefix + "values"] = self.values[: self.value_rows]
         if len(set(self.sizes)) > 1:
             destination[prefix + "sizes"] = torch.tensor(self.sizes, dtype=torch.int32)
@@ -386,12 +346,12 @@ class CompactEmbedding(Form):
                 error_msgs.append(f"{prefix}{error}")
 
     @torch.no_grad()
-    def _load(self, tensors: Mapping[str, Tensor], assign: bool) -> None:
+    def _load(self, tensors: Tensors, assign: bool) -> None:
         """Load the tensors of a state_dict. With `assign`, their own memory, dtype and device are
         taken where they can be."""
         sizes = stored_sizes(self.D, self.share_subspaces, tensors)
         settings = {**self.settings(), "K": max(sizes)}
-        layout = product_layout(self.num_embeddings, self.embedding_dim, settings, tensors)
+        layout = self.layout(self.num_embeddings, self.embedding_dim, settings, tensors)
         for name in ("codes", "values"):
             found, wanted = tuple(tensors[name].shape), layout[name].shape
             if found != wanted:
@@ -401,8 +361,31 @@ class CompactEmbedding(Form):
             like = values if assign else self.values
             self._allocate(sizes, like.dtype, like.device)
         self.values[: self.value_rows] = values
-        codes = self._unpacked(codes) if not self.packed else codes
+        codes = codes if self.packed else packing.unpack_codes(codes, self.bits, self.codes.dtype)
         if assign and codes.is_contiguous():
             self.codes = codes
         else:
             self.codes.copy_(codes)
+
+
+def stored_sizes(D: int, shared: bool, found: Tensors) -> list[int]:
+    """The number of codes of each group, by the tensors that are there."""
+    values, sizes = found.get("values"), found.get("sizes")
+    if values is None or values.dim() != 2:
+        raise ValueError("values: expected a tensor of two dimensions, found none")
+    if sizes is None:
+        listed = [len(values) if shared else len(values) // D] * D
+    elif tuple(sizes.shape) != (D,) or sizes.dtype != torch.int32:
+        raise ValueError(
+            f"sizes: expected torch.int32 of shape ({D},), found {sizes.dtype} of shape "
+            f"{tuple(sizes.shape)}"
+        )
+    else:
+        listed = sizes.tolist()
+    if not 1 <= min(listed) <= max(listed) <= MAX_K:
+        raise ValueError(
+            f"a group has from 1 to {MAX_K} codes, found from {min(listed)} to {max(listed)}"
+        )
+    if shared and len(set(listed)) > 1:
+        raise ValueError("sizes: groups that share their values must have the same size")
+    return listed

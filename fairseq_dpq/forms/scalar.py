@@ -3,21 +3,15 @@ number of its row, of a group in it, or of the whole table. The paper's baseline
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings, plain
+from fairseq_dpq.forms import packing
+from fairseq_dpq.forms.base import Form, FormOption, Layout, Say, Settings, Tensors
 from fairseq_dpq.forms.lookup import unpack
-from fairseq_dpq.forms.packing import (
-    check_spare_bits,
-    even_width,
-    pack_codes,
-    row_bytes,
-    unpack_plan,
-)
-from fairseq_dpq.training.initialization import real_rows
+from fairseq_dpq.training.initialization import Trained
 
 _ROWS = 1 << 13
 
@@ -47,54 +41,39 @@ class ScalarEmbedding(Form):
         plan: Tensor
         like: Tensor | None
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        *,
-        bits: int,
-        by_row: bool = True,
-        group: int = 0,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
+    def _build(  # type: ignore[override]
+        self, make: Settings, *, bits: int, by_row: bool = True, group: int = 0
     ) -> None:
-        super().__init__()
-        self.check(embedding_dim, bits=bits, by_row=by_row, group=group)
-        self._set_size(num_embeddings, embedding_dim, padding_idx)
-        self.bits = bits
-        self.by_row = by_row
-        self.group = group
-        widths = [bits] * embedding_dim
-        self.even = even_width(widths)
-        ranges = num_embeddings if by_row else 1
-        levels = torch.zeros(num_embeddings, row_bytes(widths), dtype=torch.uint8, device=device)
+        n, d = self.num_embeddings, self.embedding_dim
+        self.require(d, bits=bits, by_row=by_row, group=group)
+        self.bits, self.by_row, self.group = bits, by_row, group
+        widths = [bits] * d
+        self.even = packing.even_width(widths)
+        levels = torch.zeros(n, packing.row_bytes(widths), dtype=torch.uint8, device=make["device"])
         self.register_buffer("levels", levels)
-        columns = embedding_dim // group if group else 1
-        kept = torch.float16 if group else dtype
+        ranges = (n if by_row else 1, d // group if group else 1)
+        kept = {**make, "dtype": torch.float16} if group else make
         for name in ("scale", "offset"):
-            self.register_buffer(name, torch.zeros(ranges, columns, dtype=kept, device=device))
-        like = torch.zeros(1, dtype=dtype, device=device)
-        self.register_buffer("like", like if group else None)
-        self.register_buffer("plan", unpack_plan(widths).to(levels.device), persistent=False)
+            self.register_buffer(name, torch.zeros(ranges, **kept))
+        self.register_buffer("like", torch.zeros(1, **make) if group else None)
+        self.register_buffer(
+            "plan", packing.unpack_plan(widths).to(levels.device), persistent=False
+        )
 
     @classmethod
-    @torch.no_grad()
-    def from_table(  # type: ignore[override]
+    def _of_table(  # type: ignore[override]
         cls,
-        table: Tensor,
-        padding_idx: int | None = None,
-        *,
-        seed: int = 0,
-        progress: Callable[[int], None] | None = None,
+        trained: Trained,
+        padding_idx: int | None,
         bits: int = 8,
         by_row: bool = True,
         group: int = 0,
     ) -> ScalarEmbedding:
         """Each number rounded to the nearest of 2^bits levels."""
-        n, d = table.shape
-        module = cls(n, d, padding_idx, bits=bits, by_row=by_row, group=group, device=table.device)
-        real, top = real_rows(table, padding_idx), 2**bits - 1
+        (n, d), table, real = trained.table.shape, trained.table, trained.real
+        settings: Settings = {"bits": bits, "by_row": by_row, "group": group}
+        module = cls(n, d, padding_idx, **settings, device=table.device)
+        top = 2**bits - 1
         if not by_row:
             low, high = table[real].float().amin(), table[real].float().amax()
             module.offset.fill_(low)
@@ -109,47 +88,33 @@ class ScalarEmbedding(Form):
             offset, scale = (x[own].float().unsqueeze(2) for x in (module.offset, module.scale))
             level = ((rows - offset) / scale.clamp_min(1e-30)).round_().clamp_(0, top)
             level[~real[part]] = 0
-            module.levels[part] = pack_codes(level.flatten(1).to(torch.int16), [bits] * d)
-        if progress is not None:
-            progress(1)
+            module.levels[part] = packing.pack_codes(level.flatten(1).to(torch.int16), [bits] * d)
         return module
 
     @classmethod
-    def check(  # type: ignore[override]
-        cls,
-        embedding_dim: int,
-        say: Callable[[str, Any], str] = plain,
-        *,
-        bits: int,
-        by_row: bool = True,
-        group: int = 0,
-    ) -> None:
+    def check(cls, embedding_dim: int, say: Say, **settings: Any) -> None:
+        bits, group = settings["bits"], settings.get("group", 0)
         if not 2 <= bits <= 8:
             raise ValueError(f"{say('bits', bits)}: must be from 2 to 8")
         if group < 0 or (group and embedding_dim % group):
             raise ValueError(
                 f"{say('group', group)} does not divide the embedding size {embedding_dim}; try 32"
             )
-        if group and not by_row:
+        if group and not settings.get("by_row", True):
             raise ValueError(f"{say('group', group)} goes without one range for the whole table")
 
     @classmethod
-    def layout(
-        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
-    ) -> dict[str, Layout]:
-        cls.check(embedding_dim, **settings)
+    def layout(cls, n: int, d: int, settings: Settings, found: Tensors) -> dict[str, Layout]:
+        cls.require(d, **settings)
         bits, group = settings["bits"], settings["group"]
-        columns = embedding_dim // group if group else 1
-        ranges = Layout((num_embeddings if settings["by_row"] else 1, columns))
-        levels = Layout((num_embeddings, (bits * embedding_dim + 7) // 8), (torch.uint8,))
+        ranges = Layout((n if settings["by_row"] else 1, d // group if group else 1))
+        levels = Layout((n, (bits * d + 7) // 8), (torch.uint8,))
         like = {"like": Layout((1,))} if group else {}
         return {"levels": levels, "scale": ranges, "offset": ranges, **like}
 
     @classmethod
-    def check_contents(
-        cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
-    ) -> None:
-        check_spare_bits("levels", tensors["levels"], settings["bits"] * embedding_dim)
+    def check_contents(cls, d: int, settings: Settings, tensors: Tensors) -> None:
+        packing.check_spare_bits("levels", tensors["levels"], settings["bits"] * d)
 
     def forward(self, indices: Tensor) -> Tensor:
         flat = indices.reshape(-1)
@@ -187,20 +152,11 @@ class ScalarEmbedding(Form):
 
     @classmethod
     def from_tensors(
-        cls,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        settings: Settings,
-        tensors: Mapping[str, Tensor],
+        cls, n: int, d: int, padding_idx: int | None, settings: Settings, tensors: Tensors
     ) -> Form:
         if settings["group"]:  # a reader may have turned all numbers into the dtype of the model
             tensors = {k: t.half() if k in ("scale", "offset") else t for k, t in tensors.items()}
-        size = (num_embeddings, embedding_dim, padding_idx)
-        return super().from_tensors(*size, settings, tensors)
-
-    def settings(self) -> Settings:
-        return {"bits": self.bits, "by_row": self.by_row, "group": self.group}
+        return super().from_tensors(n, d, padding_idx, settings, tensors)
 
     def formula_bits(self) -> int:
         ranges = (32 if self.group else 64) * self.scale.numel()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_dpq.config import option
-from fairseq_dpq.forms.additive_learning import STEPS, learn_codes
+from fairseq_dpq.forms.additive_codes import STEPS, learn_codes
 from fairseq_dpq.methods.additive import AdditiveMethod, AdditiveOptions, added
 from fairseq_dpq.methods.base import START
 from fairseq_dpq.methods.files import read_table

@@ -1,10 +1,11 @@
 """The native library: lookup, logits, codes and packing in C, with PyTorch as the reference."""
 
 from fairseq_dpq.native.buffers import Buffers, products
-from fairseq_dpq.native.clusters import centroid_sums, first_centroids, nearest
 from fairseq_dpq.native.functions import (
+    centroid_sums,
     codes,
-    gpu_codes,
+    first_centroids,
+    nearest,
     pack,
     softmax_gradients,
     takes_gradients,
@@ -23,7 +24,6 @@ __all__ = [
     "codes",
     "describe",
     "first_centroids",
-    "gpu_codes",
     "nearest",
     "pack",
     "products",

@@ -1,11 +1,15 @@
-"""The tensors of a compact table and how they are read: what the library and Triton are given."""
+"""What the library and Triton are given: the tensors of a compact table and how they are read, and
+whether the memory of a tensor can be."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
+
+MOST_CODES = 32768
+_storage: Any = getattr(Tensor, "untyped_storage", Tensor.storage)  # older releases have one kind
 
 
 class Buffers(NamedTuple):
@@ -63,3 +67,29 @@ def products(rows: Tensor, values: Tensor, sizes: Sequence[int], shared: bool) -
         found = torch.cat([part @ rows[:, j].t() for j, part in enumerate(parts)])
     # One column must lie as such: embedding_bag is thirty times slower on other strides.
     return found.reshape(-1).view(-1, rows.shape[0])
+
+
+def storage_bytes(tensor: Tensor) -> int:
+    """Bytes of the memory behind a tensor."""
+    return _storage(tensor).nbytes()
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether all elements of a tensor can be read at their addresses: no subclass, not sparse, no
+    view that negates, no storage that was freed or shrunk."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    try:
+        if tensor.is_neg():
+            return False
+        end = tensor.storage_offset() + 1
+        end += sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
+        return not tensor.numel() or end * tensor.element_size() <= storage_bytes(tensor)
+    except RuntimeError:  # a tensor without memory of its own, as under vmap
+        return False
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, contiguous and aligned to its elements, copied only if it is not."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor

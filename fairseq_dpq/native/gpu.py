@@ -132,10 +132,10 @@ class GpuTable(BufferGuard):
         self.d = self.D * self.size
         self._packed = packed
         self._padding = -1 if padding_idx is None else padding_idx
-        place = _running(sizes)[: self.D]
+        place = [0, *itertools.accumulate(sizes)][: self.D]
         self._first = _numbers([0] * self.D if shared else place, codes.device)
         self._place = _numbers(place, codes.device)
-        self._start = _numbers(_running(buffers.bits), codes.device)
+        self._start = _numbers([0, *itertools.accumulate(buffers.bits)], codes.device)
         self._top = _numbers([s - 1 for s in sizes], codes.device)
 
     def lookup(self, indices: Tensor) -> Tensor | None:
@@ -213,11 +213,6 @@ def check(device: Any) -> None:
     found = table.lookup(torch.tensor([1, 0], device=device))
     if found is None or found.tolist() != [[2, 3, 4, 5], [0, 1, 6, 7]]:
         raise RuntimeError("a Triton kernel gives wrong rows")
-
-
-def _running(counts: Sequence[int]) -> list[int]:
-    """0 and the sums of the first one, the first two, and so on."""
-    return [0, *itertools.accumulate(counts)]
 
 
 def _numbers(numbers: Sequence[int], device: Any) -> Tensor:

@@ -69,28 +69,22 @@ ClustersStruct = _struct(
 @functools.lru_cache(maxsize=None)
 def load() -> Any:
     """The library, or None; why not is logged once. FAIRSEQ_DPQ_NATIVE=0 turns it off."""
-    if _turned_off():
+    if os.environ.get("FAIRSEQ_DPQ_NATIVE", "1") == "0":
         return None
     path = Path(__file__).resolve().parent / build.NAME
-    if not path.exists():
-        logger.info("the native library is not built: lookups use PyTorch, which is slower")
-        return None
     try:
+        if not path.exists():
+            raise OSError("it is not built")
         library = ctypes.CDLL(str(path))
         library.dpq_source_hash.restype = ctypes.c_char_p
         library.dpq_variant.restype = ctypes.c_char_p
-        found = library.dpq_source_hash().decode()
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, _INT64
+        if library.dpq_source_hash().decode() != build.source_hash():
+            raise OSError("it does not match its sources; install the package again to rebuild it")
     except (OSError, AttributeError) as error:
-        logger.info(f"the native library does not load, PyTorch is used: {error}")
-        return None
-    if found != build.source_hash():
-        logger.info(
-            "the native library does not match its sources, PyTorch is used; "
-            "install the package again to rebuild it"
-        )
+        logger.info(f"no native library, so that PyTorch is used, which is slower: {error}")
         return None
     return library
 
@@ -128,10 +122,6 @@ def describe() -> str:
     """One line about the library, for `inspect` and bug reports."""
     if available():
         return f"native library: {load().dpq_variant().decode()}"
-    if _turned_off():
+    if os.environ.get("FAIRSEQ_DPQ_NATIVE", "1") == "0":
         return "native library: turned off by FAIRSEQ_DPQ_NATIVE=0"
     return "native library: not available, PyTorch is used"
-
-
-def _turned_off() -> bool:
-    return os.environ.get("FAIRSEQ_DPQ_NATIVE", "1") == "0"

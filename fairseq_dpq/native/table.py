@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fairseq_dpq.files.memory import BufferGuard
 from fairseq_dpq.native import library
-from fairseq_dpq.native.buffers import Buffers
-from fairseq_dpq.native.checks import MOST_CODES, aligned, has_memory
+from fairseq_dpq.native.buffers import MOST_CODES, Buffers, aligned, has_memory
 from fairseq_dpq.tracing import is_tracing
 
 if TYPE_CHECKING:
@@ -42,13 +41,10 @@ class Table(BufferGuard):
         D, size = len(sizes), values.shape[1]
         # Arrays that the C struct points at live as long as this object.
         self._groups = _groups(tuple(sizes), shared)
-        first, last, bits = self._groups
+        arrays = {k: ctypes.addressof(x) for k, x in zip(("first", "last", "bits"), self._groups)}
         self._struct = library.TableStruct(
             codes=codes.data_ptr(),
             values=values.data_ptr(),
-            first=ctypes.addressof(first),
-            last=ctypes.addressof(last),
-            bits=ctypes.addressof(bits),
             n=codes.shape[0],
             D=D,
             row_bytes=codes.shape[1] * codes.element_size(),
@@ -57,6 +53,7 @@ class Table(BufferGuard):
             padding=-1 if padding_idx is None else padding_idx,
             code_bytes=0 if packed else _CODE_BYTES[codes.dtype],
             value_type=VALUE_TYPES[values.dtype],
+            **arrays,
         )
         self._address = ctypes.addressof(self._struct)
         if lib.dpq_prepare(self._address):

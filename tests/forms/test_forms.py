@@ -12,8 +12,7 @@ from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.reader import read_form
 from fairseq_dpq.files.writer import write_form
 from fairseq_dpq.forms import FORMS
-from fairseq_dpq.forms.additive_codes import AdditiveEmbedding
-from fairseq_dpq.forms.additive_learning import fit_vectors
+from fairseq_dpq.forms.additive_codes import AdditiveEmbedding, fit_vectors
 from fairseq_dpq.forms.low_rank import LowRankEmbedding
 from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.forms.scalar import ScalarEmbedding

@@ -216,9 +216,6 @@ def test_other_arguments(call: str, name: str, value: Any, message: str) -> None
 
 
 def test_codes_that_a_byte_cannot_hold() -> None:
-    keys = torch.randn(1, 257, 3)
-    with pytest.raises(ValueError, match="do not fit into one byte"):
-        native.codes(torch.randn(2, 4, 3), keys, "dot", dtype=torch.uint8)
     packed = torch.zeros(9, 2, dtype=torch.uint8)
     with pytest.raises(ValueError, match="do not fit into one byte"):
         native.unpack(packed, [9], torch.uint8)
