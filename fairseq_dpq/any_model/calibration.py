@@ -155,8 +155,7 @@ def calibrate(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     seen = 0
     with _following(tables, uses, mask), evaluating(model):
-        for batch in batches:
-            seen += 1
+        for seen, batch in enumerate(batches, 1):
             batch = _moved(batch, device)
             known = batch.get("attention_mask") if isinstance(batch, Mapping) else None
             mask[0] = known.bool() if isinstance(known, Tensor) else None
@@ -227,8 +226,10 @@ def _moved(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def given_counts(tables: Sequence[EmbeddingTable], counts: Counts) -> list[Tensor | None]:
+def given_counts(tables: Sequence[EmbeddingTable], counts: Counts | None) -> list[Tensor | None]:
     """The counts of each table's rows: those of a table alone, or by path."""
+    if counts is None:
+        return [None] * len(tables)
     if isinstance(counts, Mapping):
         known = [path for found in tables for path in found.paths]
         for path in set(counts) - set(known):

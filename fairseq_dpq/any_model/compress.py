@@ -100,7 +100,7 @@ def compress(
     chosen, left = _tables(model, which, min_rows)
     # Errors of settings come before any work.
     settings = [_settings(found, method, trainable, given, tiers) for found in chosen]
-    counted = [None] * len(chosen) if counts is None else given_counts(chosen, counts)
+    counted = given_counts(chosen, counts)
     uses: list[Use | None] = [None if one is None else Use(one) for one in counted]
     if calibrate is not None:
         uses = list(run_calibration(model, chosen, calibrate, counted))
@@ -203,7 +203,7 @@ def _check_arguments(
     tiered = method == TieredEmbedding.kind
     asked = [name for name, value in for_tiers.items() if value is not None]
     if asked and not tiered:
-        others = [name for name in ("K", "D") if name in given] + ["trainable"] * trainable
+        others = [*[name for name in ("K", "D") if name in given], *["trainable"] * trainable]
         leave = " and ".join(others or ["method"])
         raise ValueError(f"{asked[0]} is for tiers (method='tiers'); leave {leave} out")
     if method in METHODS and METHODS[method].switch == "rank" and "rank" not in given:

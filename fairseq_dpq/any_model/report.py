@@ -43,12 +43,10 @@ class Lost(NamedTuple):
 
     def __str__(self) -> str:
         text = f"error {self.error:.1%} of what varies between rows, {self.used:.2%} by use"
-        if self.divergence is not None:
-            more = math.expm1(self.divergence)
-            text += (
-                f"; the output layer alone, on the text of the calibration: +{more:.1%} perplexity"
-            )
-        return text
+        if self.divergence is None:
+            return text
+        more = f"+{math.expm1(self.divergence):.1%} perplexity"
+        return f"{text}; the output layer alone, on the text of the calibration: {more}"
 
 
 class Peer(NamedTuple):

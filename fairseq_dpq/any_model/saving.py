@@ -212,7 +212,6 @@ def _matching_state(
             grad = tensor.requires_grad and found.is_floating_point()
             made[source] = nn.Parameter(found, requires_grad=grad) if is_parameter else found
         state[key] = made[source]
-    for key in saved:
-        if key not in wanted:
-            raise ValueError(f"the model has no {key}")
+    for key in sorted(set(saved) - set(wanted)):
+        raise ValueError(f"the model has no {key}")
     return state

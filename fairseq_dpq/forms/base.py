@@ -307,8 +307,7 @@ class Form(nn.Module):
         return {**self.__dict__, "_fast": None}
 
     def extra_repr(self) -> str:
-        text = f"{self.num_embeddings}, {self.embedding_dim}"
-        if self.padding_idx is not None:
-            text += f", padding_idx={self.padding_idx}"
+        pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         packed = ", packed" if getattr(self, "packed", False) else ""
-        return f"{text}, {self.describe()}{packed}, CR={self.compression_ratio():.1f}"
+        words = f"{self.describe()}{packed}, CR={self.compression_ratio():.1f}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{pad}, {words}"

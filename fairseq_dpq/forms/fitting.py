@@ -42,13 +42,11 @@ def shown(value: Any) -> str:
 def check_settings(form: type[Form], settings: Any) -> None:
     """Raise ValueError for settings that are not those of the form."""
     check_type("settings", settings, dict)
-    for name, value in settings.items():
-        if name not in form.setting_types:
-            raise ValueError(f"{form.kind} has no setting {shown(name)}")
-        check_type(name, value, form.setting_types[name])
-    missing = [name for name in form.setting_types if name not in settings]
-    if missing:
-        raise ValueError(f"the setting {missing[0]} of {form.kind} is missing")
+    if set(settings) != set(form.setting_types):
+        known = ", ".join(form.setting_types)
+        raise ValueError(f"{form.kind} has the settings {known}; found {shown([*settings])}")
+    for name, kind in form.setting_types.items():
+        check_type(name, settings[name], kind)
 
 
 def check_tensor(name: str, tensor: Tensor | None, want: Layout) -> None:
@@ -86,9 +84,8 @@ def check_form(form: type[Form], size: Size, settings: Settings, tensors: Tensor
     layout = form.layout(size[0], size[1], settings, tensors)
     for name, want in layout.items():
         check_tensor(name, tensors.get(name), want)
-    for name in tensors:
-        if name not in layout:
-            raise ValueError(f"{form.kind} has no tensor {printable(name)}")
+    for name in sorted(set(tensors) - set(layout)):
+        raise ValueError(f"{form.kind} has no tensor {printable(name)}")
 
 
 def build_form(form: type[Form], size: Size, settings: Settings, tensors: Tensors) -> Form:

@@ -18,9 +18,8 @@ from fairseq_dpq.training.kmeans import assign, kmeans
 _ROWS = 1 << 15  # rows handled at once
 _SOME = 1 << 13  # the same where more is kept of each
 _FITTED = 1 << 14  # rows that values are fitted to
-_ROUNDS = 10  # of k-means in each group
+_ROUNDS = 10  # of a quick k-means
 _SAMPLE = 4096  # rows by which a D is judged
-_FIT_ITERATIONS = 10
 HIGH_ERROR = 0.25  # of a table's squared norm: more is worth a warning
 
 
@@ -62,7 +61,7 @@ def fit_error(rows: Tensor, K: int, D: int, shared: bool, seed: int = 0) -> floa
     """Squared error of a quick k-means of some rows (n, d), as a share of their squared norm."""
     n, d = rows.shape
     points = by_group(rows.float().view(n, D, d // D), 1 if shared else D)
-    centroids = kmeans(points, K, iterations=_FIT_ITERATIONS, seed=seed)
+    centroids = kmeans(points, K, iterations=_ROUNDS, seed=seed)
     index = assign(points, centroids).unsqueeze(-1).expand(-1, -1, d // D)
     lost = (points - centroids.gather(1, index)).double().pow(2).sum()
     return float(lost / rows.double().pow(2).sum().clamp_min(1e-300))

@@ -137,13 +137,10 @@ class ScalarEmbedding(Form):
     def with_rows(self, rows: Tensor) -> Form:
         if not self.by_row:  # the range of the table may not hold them
             return super().with_rows(rows)
-        new = self.from_table(rows.to(self.levels.device), **self.settings())
-        new = new if self.group else new.to(self.scale.dtype)
-        whole = ("plan", "like")
-        joined = {
-            k: t if k in whole else torch.cat([t, new.get_buffer(k)])
-            for k, t in self.named_buffers()
-        }
+        new = self.from_table(rows.to(self.levels.device), **self.settings()).to(self.scale.dtype)
+        joined = dict(self.named_buffers())
+        for name in ("levels", "scale", "offset"):
+            joined[name] = torch.cat([joined[name], new.get_buffer(name)])
         size = (self.num_embeddings + len(rows), self.embedding_dim, self.padding_idx)
         return self.from_tensors(*size, self.settings(), joined)
 

@@ -231,17 +231,15 @@ class TieredEmbedding(Form):
         """These tiers as the native library takes them, or None where PyTorch must serve."""
         if is_tracing():
             return None
-        fast, dtype = self._fast, torch.float16
-        if self._buffers["like"].dtype is torch.float32:  # type: ignore[union-attr]
-            dtype = torch.float32
+        wide = self._buffers["like"].dtype is torch.float32  # type: ignore[union-attr]
+        fast, dtype = self._fast, torch.float32 if wide else torch.float16
         # Not by their names as attributes: for one id that takes longer than its row.
         listed: Any = self._modules["tiers"]
         buffers = [tier._buffers for tier in listed._modules.values()]
         if fast is None or fast.dtype is not dtype or not fast.serves(buffers):
             tables = [tier.native_table() for tier in self.tiers]
-            if not all(isinstance(table, native.Table) for table in tables):
-                return None
-            if any(tier.values.requires_grad for tier in self.tiers):
+            trained = any(tier.values.requires_grad for tier in self.tiers)
+            if trained or not all(isinstance(table, native.Table) for table in tables):
                 return None
             slot = None if self.tier_of is None else self.slot
             fast = native.Tiers(tables, self.first, slot, self.padding_idx, dtype)

@@ -38,20 +38,15 @@ class Buffers(NamedTuple):
             raise ValueError(f"sizes={list(sizes)}: give the number of codes of each group")
         if codes.dim() != 2 or values.dim() != 2:
             shapes = tuple(codes.shape), tuple(values.shape)
-            raise ValueError(
-                f"codes and values have shapes {shapes}; both must have two dimensions"
-            )
+            raise ValueError(f"codes and values of shapes {shapes} must have two dimensions each")
+        (n, columns), rows = codes.shape, values.shape[0]
         width = max(1, (sum(self.bits) + 7) // 8) if packed else len(sizes)
-        if codes.shape[1] != width:
-            raise ValueError(
-                f"codes have {codes.shape[1]} columns; {len(sizes)} groups need {width}"
-            )
-        if values.shape[0] < self.value_rows:
-            raise ValueError(
-                f"values have {values.shape[0]} rows; the groups' codes need {self.value_rows}"
-            )
-        if padding_idx is not None and not 0 <= padding_idx < codes.shape[0]:
-            raise ValueError(f"padding_idx={padding_idx} is not a row of the {codes.shape[0]}")
+        if columns != width:
+            raise ValueError(f"codes have {columns} columns; {len(sizes)} groups need {width}")
+        if rows < self.value_rows:
+            raise ValueError(f"values have {rows} rows; the groups' codes need {self.value_rows}")
+        if padding_idx is not None and not 0 <= padding_idx < n:
+            raise ValueError(f"padding_idx={padding_idx} is not a row of the {n}")
 
 
 def products(rows: Tensor, values: Tensor, sizes: Sequence[int], shared: bool) -> Tensor:

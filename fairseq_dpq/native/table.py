@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 VALUE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _CODE_BYTES = {torch.uint8: 1, torch.int16: 2}
-_INT64, _INT32 = torch.int64, torch.int32
+_INDEX_BYTES = {torch.int64: 8, torch.int32: 4}
 _SMALL = 128  # indices for which the number of threads is not even asked: one does
 
 
@@ -110,7 +110,7 @@ class Tiers:
         if len(first) != len(tables) + 1 or not fits or len({t.d for t in tables}) > 1:
             raise ValueError("these tables are not tiers of one table")
         n = first[-1]
-        if slot is not None and (slot.dtype is not _INT32 or slot.shape != (n,)):
+        if slot is not None and (slot.dtype is not torch.int32 or slot.shape != (n,)):
             raise ValueError(f"slot: expected {n} numbers of type int32")
         stored = {table._values.dtype for table in tables}
         widened = stored == {torch.float16} and dtype is torch.float32
@@ -177,13 +177,8 @@ def _look_up(
     function: Any, address: int, values: Tensor, n: int, d: int, indices: Tensor
 ) -> Tensor | None:
     """Rows (..., d) of a table of n in the dtype of `values`, or None where it cannot serve."""
-    if indices.dtype is _INT64:
-        width = 8
-    elif indices.dtype is _INT32:
-        width = 4
-    else:
-        return None
-    if type(indices) is not Tensor or not indices.is_cpu:
+    width = _INDEX_BYTES.get(indices.dtype)
+    if width is None or type(indices) is not Tensor or not indices.is_cpu:
         return None
     try:
         if not indices.is_contiguous():
