@@ -15,10 +15,10 @@ from fairseq_dpq.fairseq_plugin.plugin import when_imported
 from fairseq_dpq.version import __version__
 
 if TYPE_CHECKING:  # for type checkers; `as` says that a name is public
+    from fairseq_dpq.any_model.compress import add_rows as add_rows
     from fairseq_dpq.any_model.compress import compact as compact
     from fairseq_dpq.any_model.compress import compress as compress
     from fairseq_dpq.any_model.distill import distill as distill
-    from fairseq_dpq.any_model.growing import add_rows as add_rows
     from fairseq_dpq.any_model.report import Report as Report
     from fairseq_dpq.any_model.saving import SavedModelError as SavedModelError
     from fairseq_dpq.any_model.saving import load_compact as load_compact
@@ -39,9 +39,8 @@ if TYPE_CHECKING:  # for type checkers; `as` says that a name is public
 
 # The public names by module; the same as above, for the interpreter.
 _NAMES = {
-    "any_model.compress": "compact compress",
+    "any_model.compress": "add_rows compact compress",
     "any_model.distill": "distill",
-    "any_model.growing": "add_rows",
     "any_model.report": "Report",
     "any_model.saving": "SavedModelError load_compact save_compact",
     "config": "DPQConfigError",

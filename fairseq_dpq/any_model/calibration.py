@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -46,10 +46,10 @@ class Use:
     stride: int = 1  # one state of so many is kept
     kept: int = 0
 
-    @property
-    def types(self) -> int:
-        """Number of different rows that were used."""
-        return 0 if self.counts is None else int((self.counts > 0).sum())
+    def add_ids(self, ids: Tensor) -> None:
+        """Count these rows."""
+        if self.counts is not None:
+            self.counts += torch.bincount(ids.reshape(-1).cpu(), minlength=len(self.counts))
 
     def add_states(self, h: Tensor) -> None:
         """Keep some of these states; fewer of each batch the more there are."""
@@ -84,14 +84,14 @@ class Knowledge:
         self.share: Tensor | None = None  # (n,) probability of each row as output
         self._states: Tensor | None = None
         self.weight: Tensor | None = None
-        self.spread: Tensor | None = None  # (d, d) covariance of the states
         self.few = 0  # types, if they were few
         self.divergence: float | None = None  # of the outputs of the compressed table (KL)
         if use is None or use.counts is None or not bool(use.counts.any()):
             return
         device = weight.device
         uses = [(use.counts.float() / use.counts.sum()).to(device)]
-        self.few = use.types if use.types < _FEW * n else 0
+        types = int((use.counts > 0).sum())
+        self.few = types if types < _FEW * n else 0
         # Text of another kind uses other rows: no row is without weight.
         prior = id_order(n, n / 50).to(device)
         hidden = use.hidden()
@@ -99,7 +99,6 @@ class Knowledge:
             hidden = hidden.to(device)
             mean = hidden.mean(0)
             spread = (hidden - mean).t() @ (hidden - mean) / len(hidden)
-            self.spread = spread.double()
             spread = spread * (d / spread.trace().clamp_min(1e-30))
             self.metric = (1 - rule.plain) * spread + rule.plain * torch.eye(d, device=device)
             judged = min(_JUDGED, max(256, _PRODUCTS // weight.numel()))
@@ -129,9 +128,8 @@ class Knowledge:
     @torch.no_grad()
     def correct(self, form: Form, table: Tensor) -> None:
         """Correct the logits of a form of a table, so that each row is as probable as it was in the
-        mean, if the outputs are known; note the divergence that is left."""
-        if self.share is None:
-            return
+        mean; note the divergence that is left."""
+        assert self.share is not None
         table = table.detach().float()
         found, _ = self._probabilities(table, form)
         least = 0.015 / len(table)  # of rows that are too rare to tell
@@ -141,9 +139,13 @@ class Knowledge:
 
 @torch.no_grad()
 def calibrate(
-    model: nn.Module, tables: Sequence[EmbeddingTable], batches: Iterable[Any]
+    model: nn.Module,
+    tables: Sequence[EmbeddingTable],
+    batches: Iterable[Any],
+    counted: Sequence[Tensor | None] = (),
 ) -> list[Use]:
-    """Run a model on batches, without gradients, and follow how its tables are used.
+    """Run a model on batches, without gradients, and follow how its tables are used. Where rows are
+    `counted` already, those counts stand.
 
     A batch is what the model takes: a tensor, a tuple of arguments, or a mapping of named ones.
     Where it has an `attention_mask`, positions that are masked do not count.
@@ -152,14 +154,13 @@ def calibrate(
     mask: list[Tensor | None] = [None]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     seen = 0
-    with _following(tables, uses, mask), _evaluating(model):
-        for batch in batches:
-            seen += 1
+    with _following(tables, uses, mask), evaluating(model):
+        for seen, batch in enumerate(batches, 1):
             batch = _moved(batch, device)
             known = batch.get("attention_mask") if isinstance(batch, Mapping) else None
             mask[0] = known.bool() if isinstance(known, Tensor) else None
             try:
-                _run(model, batch)
+                run_batch(model, batch)
             except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"calibrate: the model does not take batch {seen} ({str(error)[:200]}); give "
@@ -167,6 +168,8 @@ def calibrate(
                 ) from error
     if not seen:
         raise ValueError("calibrate has no batches; give token tensors as the model takes them")
+    for use, given in zip(uses, counted):
+        use.counts = use.counts if given is None else given
     return uses
 
 
@@ -174,59 +177,43 @@ def calibrate(
 def _following(
     tables: Sequence[EmbeddingTable], uses: Sequence[Use], mask: list[Tensor | None]
 ) -> Iterator[None]:
-    def real(rows: Tensor, shape: torch.Size) -> Tensor:
-        known = mask[0]
-        return rows[known] if known is not None and known.shape == shape else rows
+    with contextlib.ExitStack() as hooks:
 
-    def count(use: Use) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            ids = args[0] if args else kwargs.get("input")
-            if isinstance(ids, Tensor) and use.counts is not None:
-                ids = real(ids, ids.shape).reshape(-1).cpu()
-                use.counts += torch.bincount(ids, minlength=len(use.counts))
+        def follow(module: nn.Module, note: Callable[[Tensor], None], columns: int) -> None:
+            def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+                given, known = args[0] if args else kwargs.get("input"), mask[0]
+                if isinstance(given, Tensor):
+                    shape = given.shape[: given.dim() - columns]
+                    note(given[known] if known is not None and known.shape == shape else given)
 
-        return hook
+            hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
-    def keep(use: Use) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            h = args[0] if args else kwargs.get("input")
-            if isinstance(h, Tensor):
-                use.add_states(real(h, h.shape[:-1]))
-
-        return hook
-
-    handles = []
-    for found, use in zip(tables, uses):
-        for module in {id(m): m for m in found.modules.values()}.values():
-            inner = module.table if isinstance(module, ScaledEmbedding) else module
-            handles.append(inner.register_forward_pre_hook(count(use), with_kwargs=True))
-        for layer in found.tied.values():
-            handles.append(layer.register_forward_pre_hook(keep(use), with_kwargs=True))
-    try:
+        for found, use in zip(tables, uses):
+            for module in {id(m): m for m in found.modules.values()}.values():
+                inner = module.table if isinstance(module, ScaledEmbedding) else module
+                follow(inner, use.add_ids, 0)
+            for layer in found.tied.values():
+                follow(layer, use.add_states, 1)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode; afterwards each module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes:
+            module.training = mode
 
 
-def _run(model: nn.Module, batch: Any) -> None:
+def run_batch(model: nn.Module, batch: Any) -> Any:
+    """The outputs of a model for a tensor, a tuple of arguments, or a mapping of named ones."""
     if isinstance(batch, Mapping):
-        model(**batch)
-    elif isinstance(batch, (tuple, list)):
-        model(*batch)
-    else:
-        model(batch)
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
@@ -239,31 +226,23 @@ def _moved(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def given_counts(tables: Sequence[EmbeddingTable], counts: Counts) -> list[Use | None]:
-    """The use of each table by counts of tokens: those of a table alone, or by path."""
+def given_counts(tables: Sequence[EmbeddingTable], counts: Counts | None) -> list[Tensor | None]:
+    """The counts of each table's rows: those of a table alone, or by path."""
+    if counts is None:
+        return [None] * len(tables)
     if isinstance(counts, Mapping):
-        known = {path for found in tables for path in found.paths}
-        for path in counts:
-            if path not in known:
-                raise ValueError(
-                    f"counts: the model has no table {path}; it has {', '.join(known)}"
-                )
+        known = [path for found in tables for path in found.paths]
+        for path in set(counts) - set(known):
+            raise ValueError(f"counts: the model has no table {path}; it has {', '.join(known)}")
         listed = [next((counts[p] for p in found.paths if p in counts), None) for found in tables]
+    elif len({found.module.num_embeddings for found in tables}) > 1:
+        raise ValueError("counts: the tables have different numbers of rows; give counts by path")
     else:
-        rows = {found.module.num_embeddings for found in tables}
-        if len(rows) > 1:
-            raise ValueError(
-                "counts: the tables have different numbers of rows; give counts by path"
-            )
         listed = [torch.as_tensor(counts)] * len(tables)
     for found, one in zip(tables, listed):
-        rows_here = found.module.num_embeddings
-        if one is None:
-            continue
-        if tuple(one.shape) != (rows_here,):
-            raise ValueError(
-                f"counts of {found.path}: expected {rows_here}, found {tuple(one.shape)}"
-            )
-        if not bool(torch.isfinite(one.float()).all()) or bool((one < 0).any()):
+        rows = found.module.num_embeddings
+        if one is not None and tuple(one.shape) != (rows,):
+            raise ValueError(f"counts of {found.path}: expected {rows}, found {tuple(one.shape)}")
+        if one is not None and not bool((torch.isfinite(one.float()) & (one >= 0)).all()):
             raise ValueError(f"counts of {found.path}: must not be negative")
-    return [None if one is None else Use(one.float()) for one in listed]
+    return [None if one is None else one.float() for one in listed]

@@ -1,21 +1,27 @@
-"""`compress` and `compact`: the embedding tables of any model, small in place."""
+"""`compress`, `compact` and `add_rows`: the embedding tables of any model, small in place."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import inspect
 import sys
 from dataclasses import fields
-from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_dpq.any_model.calibration import Counts, Knowledge, Use, given_counts
 from fairseq_dpq.any_model.calibration import calibrate as run_calibration
-from fairseq_dpq.any_model.judging import Lost, Peer, compare, judge
-from fairseq_dpq.any_model.report import Report, TableReport, model_bytes
+from fairseq_dpq.any_model.report import (
+    Lost,
+    Peer,
+    Report,
+    TableReport,
+    compare,
+    judge,
+    model_bytes,
+)
 from fairseq_dpq.forms import FORMS, first_form
 from fairseq_dpq.forms.base import Form, Settings
 from fairseq_dpq.forms.choosing_tiers import check_tiers
@@ -77,63 +83,47 @@ def compress(
         options: Settings of the form (`bits=4`), or with `trainable` of the method
             (docs/options.md).
     """
-    _check_types(model, K, D, target_ratio)
-    given = {"K": K, "D": D, "method": method, "trainable": trainable or None}
     if method is None:
         plain = trainable or K is not None or D is not None
         method = DEFAULT_METHOD if plain else TieredEmbedding.kind
-    names = METHODS if trainable else {**METHODS, **FORMS}
-    if method not in names:
-        raise ValueError(f"method={method!r}: choose one of {', '.join(names)}")
     tiered = method == TieredEmbedding.kind
-    asked = {"target_ratio": target_ratio, "calibrate": calibrate, "counts": counts, "tiers": tiers}
-    for name, value in asked.items():
-        if value is not None and not tiered:
-            others = " and ".join(key for key, value in given.items() if value is not None)
-            raise ValueError(f"{name} is for tiers (method='tiers'); leave {others} out")
-    if method in METHODS and METHODS[method].switch == "rank" and "rank" not in options:
-        raise ValueError(
-            f"{_say('method', method)} needs a rank: rank=N makes a table of d columns d / N times "
-            "smaller"
-        )
     if tiers is not None and target_ratio is not None:
         raise ValueError("give tiers or target_ratio, not both")
-    try:
-        chosen, left = choose(find_tables(model), which, min_rows)
-    except ValueError as problem:
-        done = ", ".join(found.path for found in placed(model, (Form, DPQEmbedding)))
-        hint = f"; compressed before: {done}. Load the full model to compress it in another way"
-        raise ValueError(f"{problem}{hint if done else ''}") from None
-    uses: list[Use | None] = [None] * len(chosen)
+    sizes = {"K": K, "D": D}
+    given: Settings = {**{k: v for k, v in sizes.items() if v is not None}, **options}
+    for_tiers: Settings = {"target_ratio": target_ratio, "tiers": tiers}
+    for_tiers.update(calibrate=calibrate, counts=counts)
+    _check_arguments(model, method, trainable, given, for_tiers)
     if tiered:
-        if "ratio" in options:
-            raise ValueError("ratio: did you mean target_ratio?")
         ratio = DEFAULT_RATIO if calibrate is None else CALIBRATED_RATIO
-        ratio = ratio if target_ratio is None else target_ratio
-        plans = [_tiered_plan(found, ratio, tiers, options) for found in chosen]
-    else:
-        make = _training_plan if trainable else _stored_plan
-        plans = [make(found, DEFAULT_K if K is None else K, D, method, options) for found in chosen]
+        given = {"ratio": ratio if target_ratio is None else target_ratio}
+    chosen, left = _tables(model, which, min_rows)
     # Errors of settings come before any work.
-    if counts is not None:
-        uses = given_counts(chosen, counts)
+    settings = [_settings(found, method, trainable, given, tiers) for found in chosen]
+    counted = given_counts(chosen, counts)
+    uses: list[Use | None] = [None if one is None else Use(one) for one in counted]
     if calibrate is not None:
-        uses = _merged(run_calibration(model, chosen, calibrate), uses)
+        uses = list(run_calibration(model, chosen, calibrate, counted))
     bars = _bar if progress is True else progress or None
     before = model_bytes(model)
     rows, made = [], []
-    for found, plan, use in zip(chosen, plans, uses):
+    for found, own, use in zip(chosen, settings, uses):
         assert found.weight is not None
-        known = knowledge(found, use)
-        table, form = plan(seed, bars, known)
-        lost = judge(found.weight, form, known)
-        full = found.weight.numel() * found.weight.element_size()
-        rows.append(_row(found, form, full, lost, compare(found.weight, known)))
+        known, weight = knowledge(found, use), found.weight
+        if trainable:
+            table: Any = make_layer(found, {"method": method, **own}, seed, bars)
+            if not weight.requires_grad:
+                table.requires_grad_(False)
+            form = table.compact(packed=True)
+        else:
+            form = table = make_form(found, _form(method), own, known, seed, bars).to(weight.dtype)
+        full, lost = weight.numel() * weight.element_size(), judge(weight, form, known)
+        rows.append(_row(found, form, full, lost, compare(weight, known)))
         made.append(table)
     for found, table in zip(chosen, made):
         put(model, found, table)
-    _tell_transformers(model)
-    return _report(rows, before, left, tiered and calibrate is None and counts is None)
+    tell_transformers(model)
+    return Report(tuple(rows), before, left, tiered and calibrate is None and counts is None)
 
 
 def compact(model: nn.Module, *, progress: bool | Progress = False) -> Report:
@@ -154,107 +144,156 @@ def compact(model: nn.Module, *, progress: bool | Progress = False) -> Report:
         before += full - sum(x.numel() * x.element_size() for x in layer.state_dict().values())
         rows.append(_row(found, form, full, None))
         put(model, found, form)
-    _tell_transformers(model)
-    return _report(rows, before, {})
+    tell_transformers(model)
+    return Report(tuple(rows), before)
 
 
-# Plans: settings are checked for all tables before the first is built -----------------------------
+@torch.no_grad()
+def add_rows(model: nn.Module, rows: int | Tensor, which: str | None = None) -> int:
+    """Add rows to a compressed table, in place; its number of rows afterwards.
 
-Plan = Callable[[int, Optional[Progress], Knowledge], Tuple[nn.Module, Form]]
+    The new rows are stored as the others are: product codes take the nearest value of each group.
+    Output layers that are tied to the table get as many new outputs, with a bias of zero.
+
+    Args:
+        rows: The new rows (m, d), or their number: each is then the mean of the table.
+        which: Path of the table; needed if the model has several compressed ones.
+    """
+    found = _one_of(placed(model, Form), which)
+    form: Form = found.module
+    old = form.num_embeddings
+    if isinstance(rows, int):
+        if rows < 1:
+            raise ValueError(f"rows={rows}: give 1 or more; rows cannot be removed")
+        rows = form.dense().float().mean(0, keepdim=True).expand(rows, -1)
+    if rows.dim() != 2 or rows.shape[1] != form.embedding_dim:
+        shape = tuple(rows.shape)
+        raise ValueError(f"rows has shape {shape}; give (number, {form.embedding_dim})")
+    if not bool(torch.isfinite(rows).all()):
+        raise ValueError("rows holds NaN or infinite numbers")
+    grown = form.with_rows(rows)
+    for layer in found.tied.values():
+        _grow_bias(model, layer, len(rows))
+    put(model, found, grown)
+    tell_transformers(model, grown, old)
+    return grown.num_embeddings
 
 
-def _tiered_plan(
-    found: EmbeddingTable,
-    ratio: float,
-    tiers: Sequence[Sequence[int]] | None,
-    options: dict[str, Any],
-) -> Plan:
-    """How to make the tiers of a table."""
-    weight = found.weight
-    assert weight is not None
-    if options:
-        name, value = next(iter(options.items()))
+# Arguments: all are checked before the first table is built ---------------------------------------
+
+
+def _check_arguments(
+    model: Any, method: str, trainable: bool, given: Settings, for_tiers: Settings
+) -> None:
+    """Raise ValueError for arguments that do not go together, or are not what they must be.
+
+    `given` are settings of the method or form.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: expected an nn.Module, found {model!r:.60}")
+    for name in ("K", "D"):
+        if type(given.get(name, 0)) is not int:
+            raise ValueError(f"{_say(name, given[name])}: must be a whole number")
+    ratio = for_tiers["target_ratio"]
+    if ratio is not None and not isinstance(ratio, (int, float)):
+        raise ValueError(f"{_say('target_ratio', ratio)}: must be a number")
+    names = METHODS if trainable else {**METHODS, **FORMS}
+    if method not in names:
+        raise ValueError(f"method={method!r}: choose one of {', '.join(names)}")
+    tiered = method == TieredEmbedding.kind
+    asked = [name for name, value in for_tiers.items() if value is not None]
+    if asked and not tiered:
+        others = [*[name for name in ("K", "D") if name in given], *["trainable"] * trainable]
+        leave = " and ".join(others or ["method"])
+        raise ValueError(f"{asked[0]} is for tiers (method='tiers'); leave {leave} out")
+    if method in METHODS and METHODS[method].switch == "rank" and "rank" not in given:
         raise ValueError(
-            f"{_say(name, value)} has no effect with tiers, which take target_ratio and tiers"
-            + _meant(name, ("K", "D"))
+            f"{_say('method', method)} needs a rank: rank=N makes a table of d columns d / N times "
+            "smaller"
         )
-    with _naming(found):
-        TieredEmbedding.check(
-            weight.shape[1], lambda _, value: f"target_ratio={value}", ratio=ratio
-        )
-        if tiers is not None:
-            check_tiers(tiers, *weight.shape)
-        check_weight(weight)
-
-    def make(seed: int, bars: Progress | None, known: Knowledge) -> tuple[nn.Module, Form]:
-        settings: Settings = {"ratio": ratio, "tiers": tiers}
-        form = make_form(found, TieredEmbedding, settings, known, seed, bars)
-        return form, form
-
-    return make
-
-
-def _stored_plan(
-    found: EmbeddingTable, K: int, D: int | None, method: str, options: dict[str, Any]
-) -> Plan:
-    """How to make the stored form of a table by `method`."""
-    form = first_form(METHODS[method].forms if method in METHODS else [method])
-    weight = found.weight
-    assert weight is not None
-    settings = {option.keyword: option.default for option in form.options}
-    given = {**({} if D is None else {"D": D}), **options}
+    if trainable:
+        return  # the method's options say what they are
+    takes = list(for_tiers) if tiered else [option.keyword for option in _form(method).options]
     for name, value in given.items():
-        if name not in settings:
+        if name not in takes:
             raise ValueError(
                 f"{_say(name, value)} has no effect with {_say('method', method)}, which takes "
-                + ", ".join(settings)
-                + _meant(name, settings)
+                f"{', '.join(takes)}{_meant(name, takes)}"
             )
-    if "K" in settings:
-        settings["K"] = K
-    if "D" in settings:
-        settings["D"] = default_D(weight.shape[1], close=True)
-    settings.update(given)
-    with _naming(found):
-        form.check(weight.shape[1], _say, **settings)
-        check_weight(weight)
-
-    def make(seed: int, bars: Progress | None, known: Knowledge) -> tuple[nn.Module, Form]:
-        table = make_form(found, form, settings, known, seed, bars).to(weight.dtype)
-        return table, table
-
-    return make
 
 
-def _training_plan(
-    found: EmbeddingTable, K: int, D: int | None, method: str, options: dict[str, Any]
-) -> Plan:
-    """How to make the training form of a table."""
-    weight = found.weight
+def _meant(name: str, known: Iterable[str]) -> str:
+    """A question after an option in the wrong case, or nearly right: `k=32`, `targetratio=12`."""
+    names = {k.lower(): k for k in (*known, *inspect.signature(compress).parameters) if k != name}
+    close = difflib.get_close_matches(name.lower(), names, 1, 0.8)
+    return f"; did you mean {names[close[0]]}?" if close else ""
+
+
+def _say(name: str, value: Any) -> str:
+    return f"{name}={value!r}"
+
+
+def _say_setting(name: str, value: Any) -> str:
+    return _say("target_ratio" if name == "ratio" else name, value)
+
+
+def _form(method: str) -> type[Form]:
+    return first_form(METHODS[method].forms if method in METHODS else [method])
+
+
+def _tables(
+    model: nn.Module, which: Which, min_rows: int
+) -> tuple[list[EmbeddingTable], dict[str, str]]:
+    try:
+        return choose(find_tables(model), which, min_rows)
+    except ValueError as problem:
+        done = ", ".join(found.path for found in placed(model, (Form, DPQEmbedding)))
+        hint = f"; compressed before: {done}. Load the full model to compress it in another way"
+        raise ValueError(f"{problem}{hint if done else ''}") from None
+
+
+def _settings(
+    found: EmbeddingTable, method: str, trainable: bool, given: Settings, tiers: Any = None
+) -> Settings:
+    """The settings of one table: defaults, and those that are given; ValueError for what cannot
+    be."""
+    weight, modules = found.weight, found.modules.values()
     assert weight is not None
-    takes = {f.name for f in fields(METHODS[method].options)}
-    settings: dict[str, Any] = {"K": K} if "K" in takes else {}
-    if D is not None:
-        settings["D"] = D
-    elif "D" in takes and METHODS[method].splits_rows:
-        settings["D"] = default_D(weight.shape[1], close=True)
-    settings.update(options)
-    modules = found.modules.values()
-    if any(getattr(module, "sparse", False) for module in modules):
-        settings.setdefault("sparse", True)
-    with _naming(found):
-        make_options(method, settings).validate(weight.shape[1])
+    d = weight.shape[1]
+    start: Settings = {"K": DEFAULT_K, "D": default_D(d, close=True)}
+    try:
+        if trainable:
+            takes = {f.name for f in fields(METHODS[method].options)}
+            if not METHODS[method].splits_rows:
+                del start["D"]
+            own = {name: value for name, value in start.items() if name in takes}
+            if any(getattr(module, "sparse", False) for module in modules):
+                own["sparse"] = True
+            own.update(given)
+            make_options(method, own).validate(d)
+            if any(getattr(module, "scale_grad_by_freq", False) for module in modules):
+                raise ValueError("scale_grad_by_freq=True has no training form; set it to False")
+        else:
+            own = {option.keyword: option.default for option in _form(method).options}
+            own.update({name: value for name, value in start.items() if name in own})
+            own.update(given)
+            _form(method).check(d, _say_setting, **own)
+            if tiers is not None:
+                own.update(tiers=check_tiers(tiers, *weight.shape))
         check_weight(weight)
-        if any(getattr(module, "scale_grad_by_freq", False) for module in modules):
-            raise ValueError("scale_grad_by_freq=True has no training form; set it to False")
+    except ValueError as error:
+        raise type(error)(f"{found.path}: {error}") from error
+    return own
 
-    def make(seed: int, bars: Progress | None, known: Knowledge) -> tuple[nn.Module, Form]:
-        layer = make_layer(found, {"method": method, **settings}, seed, bars)
-        if not weight.requires_grad:
-            layer.requires_grad_(False)
-        return layer, layer.compact(packed=True)
 
-    return make
+def check_weight(weight: Tensor) -> None:
+    if weight.device.type == "meta":
+        raise ValueError("the table is on the meta device; load its weights first")
+    if not all(bool(torch.isfinite(part).all()) for part in weight.split(1 << 13)):
+        raise ValueError("the table holds NaN or infinite numbers")
+
+
+# Tables -------------------------------------------------------------------------------------------
 
 
 def knowledge(found: EmbeddingTable, use: Use | None) -> Knowledge:
@@ -301,75 +340,39 @@ def make_layer(
     return DPQEmbedding.from_pretrained(full, found.padding_idx, **how)
 
 
-def _say(name: str, value: Any) -> str:
-    return f"{name}={value!r}"
+def _one_of(tables: list[EmbeddingTable], which: str | None) -> EmbeddingTable:
+    listed = ", ".join(path for found in tables for path in found.paths)
+    if not tables:
+        raise ValueError("the model has no compressed table; resize its full table instead")
+    if which is None and len(tables) > 1:
+        raise ValueError(f"the model has several compressed tables: give which, one of {listed}")
+    for found in tables:
+        if which is None or which in found.paths:
+            return found
+    raise ValueError(f"which={which!r}: the model has {listed}")
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    """A question after an option in the wrong case, or nearly right: `k=32`, `targetratio=12`."""
-    names = {k.lower(): k for k in (*known, *inspect.signature(compress).parameters)}
-    close = difflib.get_close_matches(name.lower(), names, 1, 0.8)
-    return f"; did you mean {names[close[0]]}?" if close else ""
-
-
-def _check_types(model: Any, K: Any, D: Any, target_ratio: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model: expected an nn.Module, found {model!r:.60}")
-    for name, value in (("K", K), ("D", D)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ValueError(f"{_say(name, value)}: must be a whole number")
-    if target_ratio is not None and not isinstance(target_ratio, (int, float)):
-        raise ValueError(f"{_say('target_ratio', target_ratio)}: must be a number")
-
-
-@contextlib.contextmanager
-def _naming(found: EmbeddingTable) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise type(error)(f"{found.path}: {error}") from error
-
-
-def check_weight(weight: Tensor) -> None:
-    if weight.device.type == "meta":
-        raise ValueError("the table is on the meta device; load its weights first")
-    if not all(bool(torch.isfinite(part).all()) for part in weight.split(1 << 13)):
-        raise ValueError("the table holds NaN or infinite numbers")
+def _grow_bias(model: nn.Module, layer: Any, more: int) -> None:
+    """Zeros for new outputs, wherever the bias is used."""
+    bias = layer.bias
+    if bias is None:
+        return
+    grown = nn.Parameter(torch.cat([bias, bias.new_zeros(more)]), bias.requires_grad)
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is bias:
+                module._parameters[name] = grown
 
 
 # Report and progress ------------------------------------------------------------------------------
 
 
-def _merged(uses: list[Use], counts: list[Use | None]) -> list[Use | None]:
-    """What a calibration has seen, with counts where those are given."""
-    for use, given in zip(uses, counts):
-        if given is not None:
-            use.counts = given.counts
-    return list(uses)
-
-
 def _row(
     found: EmbeddingTable, form: Form, before: int, lost: Lost | None, peers: tuple[Peer, ...] = ()
 ) -> TableReport:
-    return TableReport(
-        path=found.path,
-        num_embeddings=form.num_embeddings,
-        embedding_dim=form.embedding_dim,
-        description=f"{form.kind} {form.describe()}",
-        before=before,
-        after=form.saved_nbytes,
-        lost=lost,
-        peers=peers,
-        aliases=tuple(found.paths[1:]),
-        tied=tuple(found.tied),
-    )
-
-
-def _report(
-    rows: list[TableReport], before: int, left: dict[str, str], uncalibrated: bool = False
-) -> Report:
-    after = before - sum(row.before for row in rows) + sum(row.after for row in rows)
-    return Report(tuple(rows), before, after, left, uncalibrated)
+    size, words = (form.num_embeddings, form.embedding_dim), f"{form.kind} {form.describe()}"
+    others = (tuple(found.paths[1:]), tuple(found.tied))
+    return TableReport(found.path, *size, words, before, form.saved_nbytes, lost, peers, *others)
 
 
 def _steps(bars: Progress | None, found: EmbeddingTable, steps: int) -> Callable[[int], Any] | None:
@@ -384,9 +387,12 @@ def _bar(what: str, steps: int) -> Callable[[int], Any]:
     return tqdm(total=steps, desc=what, leave=False).update
 
 
-def _tell_transformers(model: nn.Module) -> None:
-    """Hugging Face models save themselves; a program without transformers does not import it."""
+def tell_transformers(model: nn.Module, grown: Form | None = None, old: int = 0) -> None:
+    """Hugging Face models save themselves, and follow a table that has `grown` from its `old` rows;
+    a program without transformers does not import it."""
     if "transformers" in sys.modules:
-        from fairseq_dpq.any_model.huggingface import attach
+        from fairseq_dpq.any_model.huggingface import attach, follow_growth
 
+        if grown is not None:
+            follow_growth(model, grown, old)
         attach(model)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from fairseq_dpq.any_model.calibration import run_batch
 from fairseq_dpq.files.writer import save_state, write_whole
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.kept import collect_regularizer
@@ -103,8 +104,10 @@ def _in_training(
     it was but for their numbers."""
     flags = [(p, p.requires_grad) for p in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
-    forms = [table for table in tables if isinstance(table, Form)]
-    kept = [(*place, place[0]._buffers[place[1]].dtype) for f in forms for place in _floats(f)]
+    # The numbers of forms, and of the forms that they are made of.
+    parts = [m for table in tables if isinstance(table, Form) for m in table.modules()]
+    found = [(m, n, b) for m in parts for n, b in m._buffers.items() if b is not None]
+    kept: list[Any] = [x for x in found if x[2].is_floating_point() and x[2].numel() > 1]
     try:
         model.eval().requires_grad_(everything)
         chosen: list[Tensor] = []
@@ -113,9 +116,9 @@ def _in_training(
                 fixed = table.train().method.constants(table.config)
                 named = table.named_parameters()
                 chosen += [p.requires_grad_() for name, p in named if name not in fixed]
-        for module, name, _ in kept:
-            module._buffers[name] = module._buffers[name].detach().float().requires_grad_()
-            chosen.append(module._buffers[name])
+        for module, name, buffer in kept:
+            chosen.append(buffer.detach().float().requires_grad_())
+            module._buffers[name] = chosen[-1]
         outputs = [m for m in model.modules() if isinstance(m, CodesLinear) and tables]
         biases = [layer.bias.requires_grad_() for layer in outputs if layer.bias is not None]
         unique = {id(t): t for t in [*biases, *chosen, *(model.parameters() if everything else ())]}
@@ -123,18 +126,12 @@ def _in_training(
         units = {id(t): 1.0 for t in logits}
         yield [(t, units.get(key) or _root_mean_square(t)) for key, t in unique.items()]
     finally:
-        for module, name, dtype in kept:
-            module._buffers[name] = module._buffers[name].detach().to(dtype)
+        for module, name, buffer in kept:
+            module._buffers[name] = module._buffers[name].detach().to(buffer.dtype)
         for parameter, flag in flags:
             parameter.requires_grad_(flag).grad = None
         for module, mode in modes:
             module.training = mode
-
-
-def _floats(form: Form) -> list[tuple[Any, str]]:
-    """Modules and names of the numbers of a form, and of the forms that it is made of."""
-    found = [(m, n, b) for m in form.modules() for n, b in m._buffers.items() if b is not None]
-    return [(m, n) for m, n, b in found if b.is_floating_point() and b.numel() > 1]
 
 
 def _root_mean_square(tensor: Tensor) -> float:
@@ -170,9 +167,7 @@ def _run(model: nn.Module, batch: Any) -> tuple[list[Tensor], Any]:
             if isinstance(module, nn.ModuleList):
                 for layer in module:
                     hooks.callback(layer.register_forward_hook(hook).remove)
-        if isinstance(batch, Mapping):
-            return states, model(**batch)
-        return states, model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+        return states, run_batch(model, batch)
 
 
 def _loss(found: Any, wanted: Any, hidden: float, batch: Any) -> Tensor:

@@ -11,25 +11,14 @@ from typing import Any, Iterable
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.quantizers import HfQuantizer
-from transformers.quantizers.auto import (
-    AUTO_QUANTIZER_MAPPING,
-    register_quantization_config,
-    register_quantizer,
-)
+from transformers.quantizers import HfQuantizer, auto
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from fairseq_dpq.any_model.saving import (
-    SavedModelError,
-    build_layer,
-    other_tensors,
-    saved_tables,
-    training_shapes,
-)
+from fairseq_dpq.any_model import saving
 from fairseq_dpq.files.errors import naming, printable
 from fairseq_dpq.files.memory import check_crc32
 from fairseq_dpq.files.record import Table, TablesRecord
-from fairseq_dpq.forms.base import Form
+from fairseq_dpq.forms.base import Form, below
 from fairseq_dpq.forms.fitting import shown
 from fairseq_dpq.layer import DPQEmbedding
 from fairseq_dpq.model import EmbeddingTable, ScaledEmbedding, placed, put, set_module
@@ -52,17 +41,13 @@ class CompactConfig(QuantizationConfigMixin):
         for name in unknown:
             raise ValueError(printable(f"the quantization_config has the unknown entry {name}"))
         self.quant_method: Any = quant_method
-        self.tables = tables or {}
-        self.tensors = tensors or {}
+        self.tables, self.tensors = tables or {}, tensors or {}
 
     @classmethod
     def of(cls, model: nn.Module) -> tuple[CompactConfig, dict[str, Tensor]]:
         """That of a model's tables, and their tensors."""
-        record, tensors = saved_tables(model)
-        names = {
-            path: [key[len(path) + 1 :] for key in tensors if key.startswith(f"{path}.")]
-            for path in record.tables
-        }
+        record, tensors = saving.saved_tables(model)
+        names = {path: list(below(path, tensors)) for path in record.tables}
         return cls(json.loads(record.to_json()), names), tensors
 
 
@@ -71,7 +56,13 @@ class _StandIn(nn.Module):
 
     def __init__(self, table: Table, names: Iterable[str] = (), bias: Any = None) -> None:
         super().__init__()
-        follows = _model_dtype(table) if names else None
+        # What takes the dtype of the model; None: all. Statistics of training stay float32, values
+        # of tiers float16.
+        follows: Any = None
+        if names:
+            follows = (
+                table.form_class()[0].model_dtype if table.form else saving.training_shapes(table)
+            )
         for name in names:
             dtype = None if follows is None or name in follows else _AS_STORED
             module: nn.Module = self
@@ -87,35 +78,24 @@ class _StandIn(nn.Module):
         self.weight._is_hf_initialized = True  # type: ignore[attr-defined]
 
 
-def _check_codes(tensors: dict[str, Tensor], table: Table) -> None:
-    """Compare checksums. Numbers may have been cast to the dtype that was asked for."""
-    whole = {name: t for name, t in tensors.items() if table.form and not t.is_floating_point()}
-    check_crc32(whole, {name: table.checksums.get(name) for name in whole})
-
-
-def _model_dtype(table: Table) -> Iterable[str] | None:
-    """The tensors that take the dtype of the model; None: all. Statistics of training stay float32,
-    values of tiers float16."""
-    return table.form_class()[0].model_dtype if table.form else training_shapes(table)
-
-
 class CompactQuantizer(HfQuantizer):
     """Puts stand-ins where tables will be, and builds those once their tensors are loaded."""
 
     requires_calibration = True  # `compress` makes the tables, not from_pretrained
+    # Other weights can be trained, and tables in training form; a compressed model compiles.
+    is_trainable = is_qat_trainable = is_compileable = True  # type: ignore[assignment]
     quantization_config: CompactConfig
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         config = self.quantization_config
         self._waiting: list[tuple[EmbeddingTable, Table, nn.Module]] = []
-        with naming("the quantization_config of the model", SavedModelError):
+        with naming("the quantization_config of the model", saving.SavedModelError):
             record = TablesRecord.from_json(json.dumps(config.tables))
-            for saved_path, table in record.tables.items():
-                path = _moved(saved_path, table, model)
+            for path, table in record.tables.items():
                 found = _claimed(model, path, table)
-                stand_in = _StandIn(table, _names(config.tensors, saved_path))
+                stand_in = _StandIn(table, _names(config.tensors, path))
                 for other in found.paths:
-                    set_module(model, other, stand_in if other == path else _StandIn(table))
+                    set_module(model, other, stand_in if other == found.path else _StandIn(table))
                 for other, layer in found.tied.items():
                     found.tied[other] = _StandIn(table, bias=layer._parameters["bias"])
                     set_module(model, other, found.tied[other])
@@ -125,9 +105,14 @@ class CompactQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         for found, table, stand_in in self._waiting:
             tensors = {k: t for k, t in stand_in.named_buffers() if t.device.type != "meta"}
-            with naming(found.path, SavedModelError):
-                _check_codes(tensors, table)
-                made = table.build_form(tensors) if table.form else build_layer(table, tensors)
+            with naming(found.path, saving.SavedModelError):
+                # Numbers may have been cast to the dtype that was asked for.
+                whole = {k: t for k, t in tensors.items() if not t.is_floating_point()}
+                if table.form:
+                    check_crc32(whole, {name: table.checksums.get(name) for name in whole})
+                made = (
+                    table.build_form(tensors) if table.form else saving.build_layer(table, tensors)
+                )
             put(model, found, made.to(next(iter(tensors.values())).device))
         self._waiting = []
         attach(model)  # with the paths of this model
@@ -140,29 +125,10 @@ class CompactQuantizer(HfQuantizer):
         """What `save_pretrained` writes; it asks for this before it writes the config."""
         self.quantization_config, tensors = CompactConfig.of(model)
         _describe(model, self.quantization_config)
-        return {**tensors, **other_tensors(model)}, {}
+        return {**tensors, **saving.other_tensors(model)}, {}
 
     def is_serializable(self) -> bool:
         return True
-
-    @property
-    def is_trainable(self) -> bool:
-        return True  # the other weights are, and tables in training form
-
-    @property
-    def is_qat_trainable(self) -> bool:
-        return True
-
-    @property
-    def is_compileable(self) -> bool:
-        return True
-
-
-def register() -> None:
-    """Make the quantizer known to transformers; safe to call again."""
-    if NAME not in AUTO_QUANTIZER_MAPPING:
-        register_quantization_config(NAME)(CompactConfig)
-        register_quantizer(NAME)(CompactQuantizer)
 
 
 def attach(model: nn.Module) -> None:
@@ -180,8 +146,8 @@ def attach(model: nn.Module) -> None:
             module.resize_token_embeddings = functools.partial(_resize, module)
         if id(module) not in seen:
             _describe(module, config)
-            for path, table in TablesRecord.from_json(json.dumps(config.tables)).tables.items():
-                _untie(module, [path, *table.aliases, *table.tied])
+            for found in placed(module, (Form, DPQEmbedding)):
+                _untie(module, [*found.paths, *found.tied])
         seen.update(id(inner) for inner in module.modules())
 
 
@@ -262,16 +228,24 @@ def _untie(model: Any, paths: list[str]) -> None:
 
 
 def _claimed(model: Any, path: str, table: Table) -> EmbeddingTable:
-    """The modules that a saved table belongs to. Weights are not tied yet at this point: the record
-    and the model's own list of tied weights say which will be."""
+    """The modules that a saved table belongs to; its paths may lack the prefix of a head that this
+    model has, or the other way round. Weights are not tied yet at this point: the record and the
+    model's own list of tied weights say which will be."""
+    prefix = f"{model.base_model_prefix}."
     modules = dict(model.named_modules(remove_duplicate=False))
+
+    def moved(path: str) -> str:
+        other = path[len(prefix) :] if path.startswith(prefix) else prefix + path
+        return other if path not in modules and other in modules else path
+
+    first, *others = map(moved, (path, *table.aliases, *table.tied))
     pairs = getattr(model, "all_tied_weights_keys", None) or {}
-    own = [f"{name}.weight" for name in (path, *table.aliases, *table.tied)]
-    listed = [k for pair in pairs.items() if set(pair) & set(own) for k in pair]
+    own = {f"{name}.weight" for name in (first, *others)}
+    listed = [k[:-7] for pair in pairs.items() if set(pair) & own for k in pair]
     found = EmbeddingTable({}, None)
-    for name in dict.fromkeys([path, *table.aliases, *table.tied, *(k[:-7] for k in listed)]):
+    for name in dict.fromkeys([first, *others, *listed]):
         module = modules.get(name)
-        if module is None and name != path:
+        if module is None and name != first:
             continue  # the model has no such head
         weight = getattr(module, "weight", None)
         if not isinstance(module, (nn.Embedding, nn.Linear)) or not isinstance(weight, Tensor):
@@ -285,20 +259,6 @@ def _claimed(model: Any, path: str, table: Table) -> EmbeddingTable:
             found.tied[name] = module
     return found
 
-
-def _moved(path: str, table: Table, model: Any) -> str:
-    """The path in this model, whose head the saved one may lack, or the other way round; those of
-    aliases and output layers are changed in the record."""
-    prefix = f"{model.base_model_prefix}."
-    modules = dict(model.named_modules(remove_duplicate=False))
-
-    def moved(path: str) -> str:
-        other = path[len(prefix) :] if path.startswith(prefix) else prefix + path
-        return other if path not in modules and other in modules else path
-
-    table.aliases = [moved(other) for other in table.aliases]
-    table.tied = [moved(other) for other in table.tied]
-    return moved(path)
-
-
-register()
+if NAME not in auto.AUTO_QUANTIZER_MAPPING:  # it may be imported twice
+    auto.register_quantization_config(NAME)(CompactConfig)
+    auto.register_quantizer(NAME)(CompactQuantizer)

@@ -1,19 +1,65 @@
-"""What compression did to a model: bytes table by table, and of the whole."""
+"""What compression did to a model: bytes and loss, table by table, and what the usual forms would
+lose."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Hashable
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.any_model.judging import Lost, Peer
+from fairseq_dpq.any_model.calibration import Knowledge
 from fairseq_dpq.files.memory import identity
 from fairseq_dpq.forms.base import Form
+from fairseq_dpq.forms.choosing_tiers import id_order
+from fairseq_dpq.forms.scalar import ScalarEmbedding
 from fairseq_dpq.size_report import text_table
 
+_ROWS = 1 << 13  # rows held in double precision at once
+_SAMPLE = 4096  # rows by which other forms are judged
+_TOLERABLE = 0.1  # squared error of what varies, by use
+_TOLERABLE_KL = 0.05  # nats: about 5 % more perplexity
+
 _HEADER: tuple[str, ...] = ("table", "rows x size", "form", "before", "after", "ratio", "error")
+
+
+class Lost(NamedTuple):
+    """What a stored form has lost of a table."""
+
+    error: float  # squared, as a share of what varies between rows
+    used: float  # the same, with rows counted by their use
+    divergence: float | None  # KL of the output distribution, calibrated
+    few: int  # types seen by the calibration, if they are few
+
+    @property
+    def high(self) -> float:
+        """How many times more is lost than a model bears; 0 if it should bear it."""
+        lost = self.used / _TOLERABLE
+        if self.divergence is not None:
+            lost = self.divergence / _TOLERABLE_KL
+        return lost if lost > 1 else 0.0
+
+    def __str__(self) -> str:
+        text = f"error {self.error:.1%} of what varies between rows, {self.used:.2%} by use"
+        if self.divergence is None:
+            return text
+        more = f"+{math.expm1(self.divergence):.1%} perplexity"
+        return f"{text}; the output layer alone, on the text of the calibration: {more}"
+
+
+class Peer(NamedTuple):
+    """The same table as others store it."""
+
+    name: str
+    ratio: float
+    error: float
+    used: float
+
+    def __str__(self) -> str:
+        lost = f"error {self.error:.2%}, {self.used:.2%} by use"
+        return f"{self.name} would have ratio {self.ratio:.1f}, {lost}"
 
 
 @dataclass(frozen=True)
@@ -40,24 +86,21 @@ class TableReport:
         """Squared error as a share of what varies between rows; None if not known."""
         return None if self.lost is None else self.lost.error
 
-    def few(self) -> str:
-        """What to say if the calibration has seen few of the rows; empty if not."""
-        if self.lost is None or not self.lost.few:
-            return ""
-        return (
-            f"{self.path}: the calibration has only {self.lost.few} of {self.num_embeddings} "
-            "types; other text may lose more, so add text of other kinds"
-        )
-
-    def warning(self) -> str:
-        """What to say if the model will suffer; empty if it should not."""
-        if self.lost is None or not self.lost.high:
-            return ""
-        # An error falls four times with each bit a number.
-        bits = 32 * self.after / (4 * self.num_embeddings * self.embedding_dim)
-        more = bits + math.log2(self.lost.high) / 2 + 0.5
-        fix = f"target_ratio={32 / more:.1f}" if 32 / more > 4 else "method='scalar', bits=8"
-        return f"{self.path}: the model will suffer from this loss; try {fix}"
+    def warnings(self) -> list[str]:
+        """What to say if the model will suffer, or the calibration has seen few of the rows."""
+        lines = []
+        if self.lost is not None and self.lost.high:
+            # An error falls four times with each bit a number.
+            bits = 32 * self.after / (4 * self.num_embeddings * self.embedding_dim)
+            ratio = 32 / (bits + math.log2(self.lost.high) / 2 + 0.5)
+            fix = f"target_ratio={ratio:.1f}" if ratio > 4 else "method='scalar', bits=8"
+            lines.append(f"the model will suffer from this loss; try {fix}")
+        if self.lost is not None and self.lost.few:
+            lines.append(
+                f"the calibration has only {self.lost.few} of {self.num_embeddings} types; other "
+                "text may lose more, so add text of other kinds"
+            )
+        return lines
 
 
 @dataclass(frozen=True)
@@ -69,7 +112,6 @@ class Report:
 
     tables: tuple[TableReport, ...]
     model_before: int
-    model_after: int
     left: dict[str, str] = field(default_factory=dict)  # tables that stay as they are, and why
     uncalibrated: bool = False  # the order of ids stood for the use of rows
 
@@ -82,6 +124,10 @@ class Report:
     def after(self) -> int:
         """Bytes of the compressed tables after."""
         return sum(table.after for table in self.tables)
+
+    @property
+    def model_after(self) -> int:
+        return self.model_before - self.before + self.after
 
     @property
     def ratio(self) -> float:
@@ -101,19 +147,12 @@ class Report:
     def __str__(self) -> str:
         rows = [_HEADER]
         for table in self.tables:
-            rows.append(
-                (
-                    table.path,
-                    f"{table.num_embeddings} x {table.embedding_dim}",
-                    table.description,
-                    _size(table.before),
-                    _size(table.after),
-                    f"{table.ratio:.1f}",
-                    "-" if table.error is None else f"{table.error:.1%}",
-                )
-            )
-        rows.append(_sum("embeddings", self.before, self.after))
-        rows.append(_sum("model", self.model_before, self.model_after))
+            error = "" if table.error is None else f"{table.error:.1%}"
+            size = f"{table.num_embeddings} x {table.embedding_dim}"
+            sizes = _sizes(table.before, table.after)
+            rows.append((table.path, size, table.description, *sizes, error or "-"))
+        rows.append(("embeddings", "", "", *_sizes(self.before, self.after), ""))
+        rows.append(("model", "", "", *_sizes(self.model_before, self.model_after), ""))
         lines = text_table(rows, left=(0, 2)).splitlines()
         lines.append(f"embeddings were {self.share:.0%} of the model")
         for table in self.tables:
@@ -122,10 +161,8 @@ class Report:
             if also:
                 lines.append(f"{table.path}: {', '.join(also)}")
         for table in self.tables:
-            if table.lost is not None:
-                lines.append(f"{table.path}: {table.lost}")
-            lines += [f"{table.path}: {peer}" for peer in table.peers]
-            lines += [line for line in (table.warning(), table.few()) if line]
+            lost = [] if table.lost is None else [table.lost]
+            lines += [f"{table.path}: {x}" for x in (*lost, *table.peers, *table.warnings())]
         if self.uncalibrated:
             lines.append(
                 "rows count by the order of ids; calibrate=BATCHES of text like yours loses half "
@@ -135,31 +172,59 @@ class Report:
         return "\n".join(lines)
 
 
-def _sum(name: str, before: int, after: int) -> tuple[str, ...]:
-    return name, "", "", _size(before), _size(after), f"{before / after:.1f}", ""
-
-
-def _size(number: int) -> str:
-    return f"{number:,}"
+def _sizes(before: int, after: int) -> tuple[str, ...]:
+    return f"{before:,}", f"{after:,}", f"{before / after:.1f}"
 
 
 def model_bytes(model: nn.Module) -> int:
     """Bytes of the tensors that saving a model would write, shared ones once."""
-    seen: set[Hashable] = set()
-    total = 0
-    parts: set[int] = set()  # of forms
-    for module in model.modules():
-        if id(module) in parts:
-            continue
-        if isinstance(module, Form):
-            parts.update(id(part) for part in module.modules())
-            total += module.saved_nbytes
-            continue
-        transient = module._non_persistent_buffers_set
-        own: list[Tensor] = [p for p in module._parameters.values() if p is not None]
-        own += [b for n, b in module._buffers.items() if b is not None and n not in transient]
-        for tensor in own:
-            if identity(tensor) not in seen:
-                seen.add(identity(tensor))
-                total += tensor.numel() * tensor.element_size()
-    return total
+    tensors = [t for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)]
+    return sum({identity(t): t.numel() * t.element_size() for t in tensors}.values())
+
+
+# What is lost -------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def judge(full: Tensor, form: Form, known: Knowledge) -> Lost:
+    """What a form has lost of a full table (n, d)."""
+    real = torch.ones(len(full), dtype=torch.float64, device=full.device)
+    if form.padding_idx is not None:
+        real[form.padding_idx] = 0
+    error, used = _shares(full, form, real, real * _use(full, known))
+    return Lost(error, used, known.divergence, known.few)
+
+
+@torch.no_grad()
+def compare(full: Tensor, known: Knowledge) -> tuple[Peer, ...]:
+    """int8, and int4 in groups of 32, of a sample of the rows."""
+    n, d = full.shape
+    pick = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:_SAMPLE].to(full.device)
+    rows, use = full[pick].float(), _use(full, known)[pick]
+    out = []
+    for name, bits, group in (("int8", 8, 0), ("int4 in groups of 32", 4, 32)):
+        if not group or d % group == 0:
+            form = ScalarEmbedding.from_table(rows, bits=bits, group=group)
+            shares = _shares(rows, form, torch.ones_like(use), use)
+            out.append(Peer(name, form.compression_ratio(), *shares))
+    return tuple(out)
+
+
+def _use(full: Tensor, known: Knowledge) -> Tensor:
+    """How much each row is used (n,)."""
+    use = id_order(len(full)).to(full.device) if known.weight is None else known.weight
+    return use.double()
+
+
+def _shares(full: Tensor, form: Form, *weights: Tensor) -> list[float]:
+    """Squared error of rows as a share of what varies between them, by some weights (n,)."""
+    weight = torch.stack(weights)
+    lost = square = total = weight.new_zeros(())
+    for start in range(0, len(full), _ROWS):
+        part = slice(start, min(start + _ROWS, len(full)))
+        rows, own = full[part].double(), weight[:, part]
+        error = rows - form(torch.arange(part.start, part.stop, device=full.device)).double()
+        lost = lost + own @ error.pow(2).sum(1)
+        square, total = square + own @ rows.pow(2).sum(1), total + own @ rows
+    varied = square - total.pow(2).sum(1) / weight.sum(1).clamp_min(1e-300)
+    return (lost / varied.clamp_min(1e-300)).tolist()

@@ -15,7 +15,7 @@ from fairseq_dpq.files.memory import identity, tensors_crc32
 from fairseq_dpq.files.reader import TensorFile, metadata, read_tensors
 from fairseq_dpq.files.record import Table, TablesRecord
 from fairseq_dpq.files.writer import DTYPES, write_tensors, write_whole
-from fairseq_dpq.forms.base import Form, Layout
+from fairseq_dpq.forms.base import Form, Layout, below
 from fairseq_dpq.forms.fitting import check_tensor
 from fairseq_dpq.layer import DPQEmbedding, dpq_modules
 from fairseq_dpq.model import EmbeddingTable, find_tables, placed, put
@@ -106,21 +106,28 @@ def load_compact(directory: str | Path, model: nn.Module) -> nn.Module:
     is right.
     """
     folder = Path(directory)
-    record, opened = _open(folder)
+    path = folder / TENSORS
+    if not path.is_file():
+        raise SavedModelError(printable(f"{folder} has no {TENSORS}: not a saved model"))
+    with naming(path, SavedModelError):
+        opened = read_tensors(path)
+        if opened.config.get("kind") != _KIND:
+            raise ValueError("it holds a single table; CompactEmbedding.from_file reads it")
+        record = TablesRecord.from_json(json.dumps(opened.config["record"]))
+        if record.stage != "compact":
+            raise ValueError("its tables are not compact")
     with naming(folder, SavedModelError):
         tables = _match(find_tables(model), record)
         forms = {}
-        for path, table in record.tables.items():
-            own = {k: t for k, t in opened.tensors.items() if k.startswith(f"{path}.")}
-            with naming(f"{folder}: {path}", SavedModelError):
-                forms[path] = table.build_form({k[len(path) + 1 :]: t for k, t in own.items()})
+        for name, table in record.tables.items():
+            with naming(f"{folder}: {name}", SavedModelError):
+                forms[name] = table.build_form(below(name, opened.tensors))
         state = _matching_state(model, tables, opened, record)
     device = next((p.device for p in model.parameters() if p.device.type != "meta"), None)
-    for path, found in zip(record.tables, tables):
-        put(model, found, forms[path])
-    how = (
-        {"assign": True} if "assign" in inspect.signature(model.load_state_dict).parameters else {}
-    )
+    for name, found in zip(record.tables, tables):
+        put(model, found, forms[name])
+    takes = inspect.signature(model.load_state_dict).parameters
+    how = {"assign": True} if "assign" in takes else {}
     model.load_state_dict(state, strict=False, **how)  # compared above; tables are there already
     return model if device is None else model.to(device)
 
@@ -185,10 +192,7 @@ def _matching_state(
     gone = {identity(found.weight) for found in tables if found.weight is not None}
     full = model.state_dict(keep_vars=True)
     wanted = {k: t for k, t in full.items() if identity(t) not in gone}
-    twins: dict[Any, str] = {}
-    for key, tensor in wanted.items():
-        if key in saved:
-            twins.setdefault(identity(tensor), key)
+    twins = {identity(t): key for key, t in reversed(wanted.items()) if key in saved}
     made: dict[str, Tensor] = {}
     state = {}
     for key, tensor in wanted.items():
@@ -208,22 +212,6 @@ def _matching_state(
             grad = tensor.requires_grad and found.is_floating_point()
             made[source] = nn.Parameter(found, requires_grad=grad) if is_parameter else found
         state[key] = made[source]
-    for key in saved:
-        if key not in wanted:
-            raise ValueError(f"the model has no {key}")
+    for key in sorted(set(saved) - set(wanted)):
+        raise ValueError(f"the model has no {key}")
     return state
-
-
-def _open(folder: Path) -> tuple[TablesRecord, TensorFile]:
-    """The file of a folder, with every checksum compared."""
-    path = folder / TENSORS
-    if not path.is_file():
-        raise SavedModelError(printable(f"{folder} has no {TENSORS}: not a saved model"))
-    with naming(path, SavedModelError):
-        opened = read_tensors(path)
-        if opened.config.get("kind") != _KIND:
-            raise ValueError("it holds a single table; CompactEmbedding.from_file reads it")
-        record = TablesRecord.from_json(json.dumps(opened.config["record"]))
-        if record.stage != "compact":
-            raise ValueError("its tables are not compact")
-    return record, opened

@@ -34,11 +34,6 @@ def first_form(kinds: Iterable[str]) -> type[Form]:
     raise ValueError(f"no form {' or '.join(kinds)} is known; there are {', '.join(FORMS)}")
 
 
-for _form in (
-    CompactEmbedding,
-    ScalarEmbedding,
-    LowRankEmbedding,
-    AdditiveEmbedding,
-    TieredEmbedding,
-):
+_OWN = (CompactEmbedding, ScalarEmbedding, LowRankEmbedding, AdditiveEmbedding, TieredEmbedding)
+for _form in _OWN:
     register_form(_form)

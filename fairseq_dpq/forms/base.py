@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Mapping, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_dpq.forms.packing import code_bits, code_dtype, unpack_codes
+from fairseq_dpq.training.codes import code_usage
+from fairseq_dpq.training.initialization import Trained, real_rows
+
 Settings = Dict[str, Any]
+Tensors = Mapping[str, Tensor]
+Say = Callable[[str, Any], str]  # how an error names a setting and its value
+T = TypeVar("T", bound="Form")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -54,9 +61,15 @@ class Improvement(NamedTuple):
     ratio: float  # compression ratio by the formula
 
 
+def below(path: str, tensors: Tensors) -> dict[str, Tensor]:
+    """The tensors below a path, by what follows it in their names."""
+    return {k[len(path) + 1 :]: t for k, t in tensors.items() if k.startswith(f"{path}.")}
+
+
 class Form(nn.Module):
-    """A table for inference. A subclass has a `kind`, a constructor that takes the three arguments
-    of `nn.Embedding` and its `settings()` as keywords, and what raises NotImplementedError here."""
+    """A table for inference. A subclass has a `kind` and what raises NotImplementedError here; it
+    takes the three arguments of `nn.Embedding` and its `settings()` as keywords. `_build` and
+    `_of_table` are for those without a constructor or a `from_table` of their own."""
 
     __jit_unused_properties__ = (
         *("weight", "nbytes", "saved_nbytes", "code_sizes"),
@@ -73,10 +86,30 @@ class Form(nn.Module):
     takes_use: ClassVar[bool] = False
     if TYPE_CHECKING:  # TorchScript reads annotations where a form of another package is defined
         _fast: Any
+        codes: Tensor  # of forms with codes
     _fast = None  # prepared for its buffers, with pointers to their memory
     # Tensors that follow the dtype of a model; None: all that have no integers.
     model_dtype: ClassVar[tuple[str, ...] | None] = None
     setting_types: ClassVar[dict[str, type]]  # of `settings()`
+
+    def __init__(
+        self,
+        num_embeddings: int | None = None,
+        embedding_dim: int = 0,
+        padding_idx: int | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        if num_embeddings is not None:  # a constructor of a subclass calls this one without
+            self._set_size(num_embeddings, embedding_dim, padding_idx)
+            self._build({"dtype": dtype, "device": device}, **settings)
+
+    def _build(self, make: Settings, **settings: Any) -> None:
+        """Register buffers for settings; `make` are the dtype of numbers and the device."""
+        raise NotImplementedError
 
     def _set_size(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None) -> None:
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
@@ -88,40 +121,51 @@ class Form(nn.Module):
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
 
     @classmethod
+    @torch.no_grad()
     def from_table(
-        cls,
+        cls: type[T],
         table: Tensor,
         padding_idx: int | None = None,
         *,
         seed: int = 0,
         progress: Callable[[int], None] | None = None,
         **settings: Any,
-    ) -> Form:
-        """The form of a trained table (n, d), without further training."""
+    ) -> T:
+        """The form of a trained table (n, d), without further training; settings are `options`."""
+        trained = Trained(table.detach(), real_rows(table, padding_idx), seed, progress)
+        form = cls._of_table(trained, padding_idx, **settings)
+        if progress is not None and cls.work(settings) == 1:
+            progress(1)
+        return form
+
+    @classmethod
+    def _of_table(cls: type[T], trained: Trained, padding_idx: int | None, **settings: Any) -> T:
+        """What `from_table` makes; reports the steps of its `work`, if those are several."""
         raise NotImplementedError
 
     @classmethod
-    def from_learned(cls, tensors: Mapping[str, Tensor], request: CompactRequest) -> Form:
+    def from_learned(cls, tensors: Tensors, request: CompactRequest) -> Form:
         """The form of what a method has learned, its `learned()` tensors. Only for forms that some
         method names among its `forms`."""
         raise NotImplementedError
 
     @classmethod
-    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
+    def check(cls, embedding_dim: int, say: Say, **settings: Any) -> None:
         """Raise ValueError for settings that cannot work; `say` names one for the reader."""
 
     @classmethod
-    def layout(
-        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
-    ) -> dict[str, Layout]:
+    def require(cls, embedding_dim: int, **settings: Any) -> None:
+        """`check`, with settings named as Python has them."""
+        cls.check(embedding_dim, lambda name, value: f"{name}={value}", **settings)
+
+    @classmethod
+    def layout(cls, n: int, d: int, settings: Settings, found: Tensors) -> dict[str, Layout]:
         """What its tensors must be; `found` are those that are there. ValueError for settings that
         cannot be. Nothing may be allocated by sizes that no tensor has confirmed."""
         raise NotImplementedError
 
     @classmethod
-    def check_contents(
-        cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
-    ) -> None:
+    def check_contents(cls, d: int, settings: Settings, tensors: Tensors) -> None:
         """Raise ValueError for tensors of the right layout that hold impossible numbers."""
 
     @classmethod
@@ -131,7 +175,7 @@ class Form(nn.Module):
 
     def settings(self) -> Settings:
         """Keywords of the constructor, as a record or a file keeps them: plain JSON."""
-        raise NotImplementedError
+        return {name: getattr(self, name) for name in self.setting_types}
 
     def formula_bits(self) -> int:
         """Bits by the formula of its kind."""
@@ -140,7 +184,10 @@ class Form(nn.Module):
     @property
     def saved_nbytes(self) -> int:
         """Bytes of the tensors of its state_dict."""
-        raise NotImplementedError
+        kept = [b for k, b in self._buffers.items() if k not in self._non_persistent_buffers_set]
+        parts = [m for m in self.modules() if isinstance(m, Form) and m is not self]
+        own = sum(b.numel() * b.element_size() for b in kept if b is not None)
+        return own + sum(part.saved_nbytes for part in parts)
 
     def bits_per_symbol(self) -> int:
         """Bits that one more row would take."""
@@ -152,23 +199,18 @@ class Form(nn.Module):
 
     def export_tensors(self) -> dict[str, Tensor]:
         """Its tensors for a file outside fairseq."""
-        return {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        return {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
 
     @classmethod
     def from_tensors(
-        cls,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        settings: Settings,
-        tensors: Mapping[str, Tensor],
+        cls, n: int, d: int, padding_idx: int | None, settings: Settings, tensors: Tensors
     ) -> Form:
         """From `settings()` and `export_tensors()`; large tensors are not copied."""
         dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
-        module = cls(1, embedding_dim, None, dtype=dtype, **settings)  # one row, replaced at once
+        module = cls(1, d, None, dtype=dtype, **settings)  # one row, replaced at once
         for name, tensor in tensors.items():
             setattr(module, name, tensor)
-        module._set_size(num_embeddings, embedding_dim, padding_idx)
+        module._set_size(n, d, padding_idx)
         return module.eval()
 
     def shrunk(self) -> Form:
@@ -188,11 +230,21 @@ class Form(nn.Module):
 
     def unpacked_codes(self) -> Tensor | None:
         """Codes (n, D) in one or two bytes each; None for a form without codes."""
-        return None
+        return self._unpacked(self.codes) if self.code_sizes else None
 
     def codes_in_use(self) -> dict[str, Tensor] | None:
         """`code_usage` of a form with codes, else None."""
-        return None
+        sizes = self.code_sizes
+        if not sizes:
+            return None
+        return code_usage(self.codes, max(sizes), self.padding_idx, self._unpacked)
+
+    def _unpacked(self, codes: Tensor) -> Tensor:
+        """Some rows of `codes`, a buffer of forms with codes, in one or two bytes a code."""
+        if not getattr(self, "packed", True):
+            return codes
+        sizes = self.code_sizes
+        return unpack_codes(codes, [code_bits(size) for size in sizes], code_dtype(max(sizes)))
 
     def parts(self) -> Parts | None:
         """What rows are put together from, if they are parts side by side."""
@@ -239,16 +291,23 @@ class Form(nn.Module):
         """Bytes of the full float32 table over the bytes that are saved."""
         return 4 * self.num_embeddings * self.embedding_dim / self.saved_nbytes
 
+    def _kept_dtypes(self) -> list[tuple[nn.Module, str]]:
+        """Modules and names of the tensors that keep their dtype, whatever that of the model is."""
+        return []
+
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self._fast = None
-        return super()._apply(*args, **kwargs)
+        kept = [(module, name, getattr(module, name)) for module, name in self._kept_dtypes()]
+        super()._apply(*args, **kwargs)
+        for module, name, tensor in kept:
+            setattr(module, name, tensor.to(getattr(module, name).device))
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fast": None}
 
     def extra_repr(self) -> str:
-        text = f"{self.num_embeddings}, {self.embedding_dim}"
-        if self.padding_idx is not None:
-            text += f", padding_idx={self.padding_idx}"
+        pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         packed = ", packed" if getattr(self, "packed", False) else ""
-        return f"{text}, {self.describe()}{packed}, CR={self.compression_ratio():.1f}"
+        words = f"{self.describe()}{packed}, CR={self.compression_ratio():.1f}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{pad}, {words}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Mapping, NamedTuple, Tuple
+from typing import Any, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -74,25 +74,22 @@ def choose_tiers(
     mass = total[points].tolist()
     kinds = _kinds(embedding_dim, gain)
     low, high = 1e-12 * mass[-1] / budget, 1e6 * mass[-1] / budget  # price of a byte
+    nothing: list[Tier] = [(n, 1, 1)]
     best = _at_price(points, mass, kinds, high)
-    if _bytes(best, embedding_dim) > budget:
-        best = [(n, 1, 1)]
+    if sum(tier_bytes(tier, embedding_dim) for tier in best) > budget:
+        best = nothing
     while high > 1.03 * low:
         price = math.sqrt(low * high)
         found = _at_price(points, mass, kinds, price)
-        if _bytes(found, embedding_dim) <= budget:
+        if sum(tier_bytes(tier, embedding_dim) for tier in found) <= budget:
             best, high = found, price
         else:
             low = price
-    if best == [(n, 1, 1)]:
+    if best == nothing:
         raise ValueError(
             f"{n} x {embedding_dim}: {budget:,} bytes leave no room for codes; try a lower ratio"
         )
     return best
-
-
-def _bytes(tiers: list[Tier], d: int) -> int:
-    return sum(tier_bytes(tier, d) for tier in tiers)
 
 
 def _at_price(points: list[int], mass: list[float], kinds: list[_Kind], price: float) -> list[Tier]:
@@ -143,13 +140,7 @@ def check_tiers(tiers: Any, num_embeddings: int, embedding_dim: int) -> list[Tie
                 "where K is 1"
             )
         out.append((rows, K, D))
-    if sum(tier[0] for tier in out) != num_embeddings:
-        found = sum(tier[0] for tier in out)
+    found = sum(rows for rows, _, _ in out)
+    if found != num_embeddings:
         raise ValueError(f"tiers: they have {found} rows, the table {num_embeddings}")
     return out
-
-
-def of_tier(tensors: Mapping[str, Tensor], i: int) -> dict[str, Tensor]:
-    """The tensors of one tier, by their names in its own form."""
-    prefix = f"tiers.{i}."
-    return {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from fairseq_dpq.files.errors import printable
-from fairseq_dpq.forms.base import Form, Layout
+from fairseq_dpq.forms.base import Form, Layout, Settings, Tensors
+from fairseq_dpq.native.buffers import storage_bytes
 from fairseq_dpq.sizes import MAX_DIM
+from fairseq_dpq.training.initialization import checked_padding
+
+Size = Tuple[int, int, Optional[int]]  # num_embeddings, embedding_dim, padding_idx
 
 
 def check_size(num_embeddings: Any, embedding_dim: Any, padding_idx: Any) -> None:
     """Raise ValueError for a shape that no table has."""
     check_type("num_embeddings", num_embeddings, int)
     check_type("embedding_dim", embedding_dim, int)
-    if num_embeddings < 1:
-        raise ValueError(f"num_embeddings={num_embeddings}: must be 1 or more")
     if not 1 <= embedding_dim <= MAX_DIM:
         raise ValueError(f"embedding_dim={embedding_dim}: must be from 1 to {MAX_DIM}")
     if padding_idx is not None:
         check_type("padding_idx", padding_idx, int)
-        if not -num_embeddings <= padding_idx < num_embeddings:
-            raise ValueError(
-                f"padding_idx={padding_idx}: must be within the {num_embeddings} rows of the table"
-            )
+    checked_padding(num_embeddings, padding_idx)
 
 
 def check_type(name: str, value: Any, kind: type) -> None:
@@ -43,13 +42,11 @@ def shown(value: Any) -> str:
 def check_settings(form: type[Form], settings: Any) -> None:
     """Raise ValueError for settings that are not those of the form."""
     check_type("settings", settings, dict)
-    for name, value in settings.items():
-        if name not in form.setting_types:
-            raise ValueError(f"{form.kind} has no setting {shown(name)}")
-        check_type(name, value, form.setting_types[name])
-    missing = [name for name in form.setting_types if name not in settings]
-    if missing:
-        raise ValueError(f"the setting {missing[0]} of {form.kind} is missing")
+    if set(settings) != set(form.setting_types):
+        known = ", ".join(form.setting_types)
+        raise ValueError(f"{form.kind} has the settings {known}; found {shown([*settings])}")
+    for name, kind in form.setting_types.items():
+        check_type(name, settings[name], kind)
 
 
 def check_tensor(name: str, tensor: Tensor | None, want: Layout) -> None:
@@ -80,35 +77,18 @@ def is_plain(tensor: Any) -> bool:
     )
 
 
-def storage_bytes(tensor: Tensor) -> int:
-    """Bytes of the memory behind a tensor."""
-    untyped = getattr(tensor, "untyped_storage", None)
-    return untyped().nbytes() if untyped is not None else tensor.storage().nbytes()  # torch 1
-
-
-def check_form(
-    form: type[Form],
-    size: tuple[int, int, int | None],
-    settings: dict[str, Any],
-    tensors: Mapping[str, Tensor],
-) -> None:
+def check_form(form: type[Form], size: Size, settings: Settings, tensors: Tensors) -> None:
     """Raise ValueError unless the tensors are exactly those of the form, shape and dtype alike."""
     check_size(*size)
     check_settings(form, settings)
     layout = form.layout(size[0], size[1], settings, tensors)
     for name, want in layout.items():
         check_tensor(name, tensors.get(name), want)
-    for name in tensors:
-        if name not in layout:
-            raise ValueError(f"{form.kind} has no tensor {printable(name)}")
+    for name in sorted(set(tensors) - set(layout)):
+        raise ValueError(f"{form.kind} has no tensor {printable(name)}")
 
 
-def build_form(
-    form: type[Form],
-    size: tuple[int, int, int | None],
-    settings: dict[str, Any],
-    tensors: Mapping[str, Tensor],
-) -> Form:
+def build_form(form: type[Form], size: Size, settings: Settings, tensors: Tensors) -> Form:
     """The form of tensors that a file holds; ValueError for what they cannot be."""
     check_form(form, size, settings, tensors)
     form.check_contents(size[1], settings, tensors)

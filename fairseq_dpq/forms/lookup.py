@@ -4,7 +4,7 @@ TorchScript, and the choice between them, the native library and the operators o
 from __future__ import annotations
 
 import sys
-from typing import Any, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,34 +27,26 @@ class SmallBatchLookup(BufferGuard):
     """Lookup of a few ids in PyTorch, where the number of operators counts, not their speed: what a
     decoding step needs of a table, prepared once."""
 
-    def __init__(
-        self,
-        codes: Tensor,
-        values: Tensor,
-        offsets: Tensor,
-        bits: Sequence[int],
-        packed: bool,
-        padding_idx: int | None,
-    ) -> None:
+    def __init__(self, buffers: native.Buffers, offsets: Tensor) -> None:
+        codes, values, sizes, _, self._packed, padding_idx = buffers
         super().__init__(codes, values, padding_idx)
-        self._d = len(bits) * values.shape[1]
-        self._dtype, self._packed = values.dtype, packed
+        self._d, self._dtype = len(sizes) * values.shape[1], values.dtype
         kind = ELEMENT.get(values.shape[1] * values.element_size())
-        plain = values.is_contiguous() and codes.is_cpu and values.is_cpu
-        possible = plain and kind is not None and not (packed and is_wide(bits))
+        here = values.is_contiguous() and codes.is_cpu and values.is_cpu
+        here = here and sys.byteorder == "little" and not (self._packed and is_wide(buffers.bits))
         self._elements: Tensor | None = None
-        if possible and kind is not None and sys.byteorder == "little":
+        if here and kind is not None:
             self._elements = self._values.view(kind).view(-1)
             self._offsets = offsets.long()
-            plan = unpack_plan(bits)
+            plan = unpack_plan(buffers.bits)
             self._pairs = plan[:2].t().reshape(-1)  # the two bytes of each code, side by side
             self._shift, self._mask = plan[3].long(), plan[4].long()
 
     def lookup(self, indices: Tensor) -> Tensor | None:
         """The rows of a few indices, none of them padding, or None."""
-        if self._elements is None or indices.numel() > _SMALL or self._of_values.requires_grad:
+        if self._elements is None or indices.numel() > _SMALL or not indices.is_cpu:
             return None
-        if not indices.is_cpu:
+        if self._of_values.requires_grad:
             return None
         flat = indices if indices.dim() == 1 else indices.reshape(-1)
         if self._padding_idx is not None:
@@ -87,23 +79,10 @@ def take_rows(values: Tensor, rows: Tensor) -> Tensor:
     if torch.jit.is_scripting():
         return values.index_select(0, rows)
     else:  # TorchScript compiles no branch that it cannot reach
-        return _take_elements(values, rows)
-
-
-def _take_elements(values: Tensor, rows: Tensor) -> Tensor:
-    kind = ELEMENT.get(values.shape[1] * values.element_size())
-    if kind is None or values.requires_grad or is_tracing():
-        return values.index_select(0, rows)
-    return values.view(kind).view(-1).index_select(0, rows).view(-1, 1).view(values.dtype)
-
-
-def prepare(form: Any) -> Any:
-    """What looks rows up for the buffers that a CompactEmbedding has now."""
-    codes, values, pad = form.codes, form.values, form.padding_idx
-    shape = {"shared": form.share_subspaces, "packed": form.packed}
-    return native.table(codes, values, form.sizes, padding_idx=pad, **shape) or SmallBatchLookup(
-        codes, values, form.offsets, form.bits, form.packed, pad
-    )
+        kind = ELEMENT.get(values.shape[1] * values.element_size())
+        if kind is None or values.requires_grad or is_tracing():
+            return values.index_select(0, rows)
+        return values.view(kind).view(-1).index_select(0, rows).view(-1, 1).view(values.dtype)
 
 
 def lookup_in_graph(form: Any, indices: Tensor) -> Tensor | None:
@@ -131,16 +110,7 @@ def has_operators(form: Any) -> bool:
     would serve. Inductor makes a fast lookup of PyTorch's operators elsewhere."""
     values = form.values
     kind, cpu = values.dtype in native.VALUE_TYPES, values.device.type == "cpu"
-    return is_graph() and kind and cpu and not values.requires_grad and _library_there()
-
-
-def _library_there() -> bool:
-    return native.available()
-
-
-# torch.compile calls it once and takes the answer as given. The decorator that sets this mark,
-# torch.compiler.assume_constant_result, imports the whole compiler: a second, and 70 MB.
-_library_there._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return is_graph() and kind and cpu and not values.requires_grad and native.available()
 
 
 def _layout(form: Any) -> tuple[int, list[int], bool, bool, int]:
@@ -158,24 +128,14 @@ def logits_by_partial_sums(table: Any, h: Tensor) -> Tensor:
     """
     if table.values.requires_grad and torch.is_grad_enabled():
         return F.linear(h, table.dense().to(h.dtype))
-    D, sizes, shared = table.D, table.sizes, table.share_subspaces
-    size = table.embedding_dim // D
-    dtype = torch.promote_types(torch.float32, h.dtype)
-    rows = h.reshape(-1, D, size).to(dtype)
-    values = table.values[: table.value_rows].to(dtype)
-    if shared:  # products for each row of h: (D * K, rows)
-        partial = torch.einsum("bjs,ks->jkb", rows, values)
-    elif len(set(sizes)) == 1:
-        partial = torch.einsum("bjs,jks->jkb", rows, values.view(D, -1, size))
-    else:
-        parts = values.split(sizes)
-        partial = torch.cat([part @ rows[:, j].t() for j, part in enumerate(parts)])
-    # One column must lie as such: embedding_bag is thirty times slower on other strides.
-    partial = partial.reshape(-1).view(-1, rows.shape[0])
+    D, sizes, n = table.D, table.sizes, table.num_embeddings
+    rows = h.reshape(-1, D, table.embedding_dim // D)
+    rows = rows.to(torch.promote_types(torch.float32, h.dtype))
+    values = table.values[: table.value_rows]
+    partial = native.products(rows, values, sizes, table.share_subspaces)
     first = table.offsets
-    if shared:  # value rows are shared, products are not
+    if table.share_subspaces:  # value rows are shared, products are not
         first = torch.arange(0, D * sizes[0], sizes[0], device=h.device, dtype=torch.int32)
-    n = table.num_embeddings
     out = partial.new_empty(rows.shape[0], n)
     for start in range(0, n, _ROWS):
         codes = table.codes[start : start + _ROWS]

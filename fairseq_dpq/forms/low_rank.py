@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fairseq_dpq.forms.base import CompactRequest, Form, FormOption, Layout, Settings
+from fairseq_dpq.forms.base import CompactRequest, Form, FormOption, Layout, Say, Settings, Tensors
+from fairseq_dpq.training.initialization import Trained
 
 
 class LowRankEmbedding(Form):
@@ -26,23 +27,11 @@ class LowRankEmbedding(Form):
         left: Tensor
         right: Tensor
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        *,
-        rank: int,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
-    ) -> None:
-        super().__init__()
-        if not 1 <= rank <= embedding_dim:
-            raise ValueError(f"rank={rank}: must be from 1 to embedding_dim={embedding_dim}")
-        self._set_size(num_embeddings, embedding_dim, padding_idx)
-        make: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.register_buffer("left", torch.zeros(num_embeddings, rank, **make))
-        self.register_buffer("right", torch.zeros(rank, embedding_dim, **make))
+    def _build(self, make: Settings, *, rank: int) -> None:  # type: ignore[override]
+        self.require(self.embedding_dim, rank=rank)
+        self.rank = rank
+        self.register_buffer("left", torch.zeros(self.num_embeddings, rank, **make))
+        self.register_buffer("right", torch.zeros(rank, self.embedding_dim, **make))
 
     @classmethod
     @torch.no_grad()
@@ -59,48 +48,34 @@ class LowRankEmbedding(Form):
         return module
 
     @classmethod
-    def from_learned(
-        cls, tensors: Mapping[str, Tensor], request: CompactRequest
-    ) -> LowRankEmbedding:
+    def from_learned(cls, tensors: Tensors, request: CompactRequest) -> LowRankEmbedding:
         """From left (n, r) and right (r, d)."""
         left, right = (tensors[name].to(request.dtype) for name in ("left", "right"))
         return cls.from_factors(left, right, request.padding_idx)
 
     @classmethod
-    @torch.no_grad()
-    def from_table(  # type: ignore[override]
-        cls,
-        table: Tensor,
-        padding_idx: int | None = None,
-        *,
-        seed: int = 0,
-        progress: Callable[[int], None] | None = None,
-        rank: int = 32,
+    def _of_table(  # type: ignore[override]
+        cls, trained: Trained, padding_idx: int | None, rank: int = 32
     ) -> LowRankEmbedding:
         """The best table of this rank, by singular values."""
-        table = table.float()
+        table = trained.table.float()
         if padding_idx is not None:
             table = table.clone()
             table[padding_idx] = 0
-        left, right = factorize(table, rank)
-        if progress is not None:
-            progress(1)
-        return cls.from_factors(left, right, padding_idx)
+        return cls.from_factors(*factorize(table, rank), padding_idx)
 
     @classmethod
-    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
-        if not 1 <= settings["rank"] <= embedding_dim:
-            text = say("rank", settings["rank"])
-            raise ValueError(f"{text}: must be from 1 to the embedding size {embedding_dim}")
-
-    @classmethod
-    def layout(
-        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
-    ) -> dict[str, Layout]:
+    def check(cls, embedding_dim: int, say: Say, **settings: Any) -> None:
         rank = settings["rank"]
         if not 1 <= rank <= embedding_dim:
-            raise ValueError(f"rank={rank}: must be from 1 to embedding_dim={embedding_dim}")
-        return {"left": Layout((num_embeddings, rank)), "right": Layout((rank, embedding_dim))}
+            raise ValueError(
+                f"{say('rank', rank)}: must be from 1 to the embedding size {embedding_dim}"
+            )
+
+    @classmethod
+    def layout(cls, n: int, d: int, settings: Settings, found: Tensors) -> dict[str, Layout]:
+        cls.require(d, **settings)
+        return {"left": Layout((n, settings["rank"])), "right": Layout((settings["rank"], d))}
 
     def forward(self, indices: Tensor) -> Tensor:
         rows = self.left.index_select(0, indices.reshape(-1))
@@ -114,21 +89,14 @@ class LowRankEmbedding(Form):
     def logits(self, h: Tensor) -> Tensor:
         return h @ self.right.to(h.dtype).t() @ self.left.to(h.dtype).t()
 
-    def settings(self) -> Settings:
-        return {"rank": self.right.shape[0]}
-
     def formula_bits(self) -> int:
         return 32 * (self.left.numel() + self.right.numel())
 
-    @property
-    def saved_nbytes(self) -> int:
-        return (self.left.numel() + self.right.numel()) * self.left.element_size()
-
     def bits_per_symbol(self) -> int:
-        return 8 * self.left.element_size() * self.left.shape[1]
+        return 8 * self.left.element_size() * self.rank
 
     def describe(self) -> str:
-        return f"rank={self.right.shape[0]}"
+        return f"rank={self.rank}"
 
 
 def factorize(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:

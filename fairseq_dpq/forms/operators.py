@@ -20,68 +20,34 @@ from fairseq_dpq.forms.product_codes import CompactEmbedding
 _TABLE = "int D, int[] sizes, bool shared, bool packed, int padding"
 
 
-def lookup(codes: Tensor, values: Tensor, indices: Tensor, D: int, *layout: Any) -> Tensor:
+def lookup(codes: Tensor, values: Tensor, indices: Tensor, *layout: Any) -> Tensor:
     """The rows (..., d) of indices (...)."""
-    table = _native(codes, values, D, *layout)
+    buffers = _buffers(codes, values, *layout)
+    table = native.table(buffers)
     found = None if table is None else table.lookup(indices)
-    return _form(codes, values, D, *layout)(indices) if found is None else found
+    return CompactEmbedding.of(buffers)(indices) if found is None else found
 
 
-def fake_lookup(codes: Tensor, values: Tensor, indices: Tensor, D: int, *layout: Any) -> Tensor:
+def fake_lookup(codes: Tensor, values: Tensor, indices: Tensor, D: int, *_: Any) -> Tensor:
     return values.new_empty([*indices.shape, D * values.shape[1]])
 
 
-def logits(codes: Tensor, values: Tensor, h: Tensor, D: int, *layout: Any) -> Tensor:
+def logits(codes: Tensor, values: Tensor, h: Tensor, *layout: Any) -> Tensor:
     """h (..., d) times the transposed table: (..., n)."""
-    table = _native(codes, values, D, *layout)
+    buffers = _buffers(codes, values, *layout)
+    table = native.table(buffers)
     found = None if table is None else table.logits(h)
-    return logits_by_partial_sums(_form(codes, values, D, *layout), h) if found is None else found
+    return logits_by_partial_sums(CompactEmbedding.of(buffers), h) if found is None else found
 
 
-def fake_logits(codes: Tensor, values: Tensor, h: Tensor, D: int, *layout: Any) -> Tensor:
+def fake_logits(codes: Tensor, values: Tensor, h: Tensor, *_: Any) -> Tensor:
     return h.new_empty([*h.shape[:-1], codes.shape[0]])
 
 
-def _native(
-    codes: Tensor,
-    values: Tensor,
-    D: int,
-    sizes: Sequence[int],
-    shared: bool,
-    packed: bool,
-    padding: int,
-) -> Any:
-    pad = None if padding < 0 else padding
-    sizes = list(sizes) * (D // len(sizes))
-    return native.table(codes, values, sizes, shared=shared, packed=packed, padding_idx=pad)
-
-
-def _form(
-    codes: Tensor,
-    values: Tensor,
-    D: int,
-    sizes: Sequence[int],
-    shared: bool,
-    packed: bool,
-    padding: int,
-) -> CompactEmbedding:
-    """A module with these tensors, not copied."""
-    d, pad = D * values.shape[1], None if padding < 0 else padding
-    form = CompactEmbedding(
-        1,
-        d,
-        None if pad is None else 0,
-        K=max(sizes),
-        D=D,
-        sizes=list(sizes) * (D // len(sizes)),
-        share_subspaces=shared,
-        packed=packed,
-        dtype=values.dtype,
-        device=values.device,
-    )
-    form.codes, form.values = codes, values
-    form._set_size(codes.shape[0], d, pad)
-    return form
+def _buffers(codes: Tensor, values: Tensor, D: int, sizes: Sequence[int], *rest: Any) -> Any:
+    shared, packed, padding = rest
+    every = list(sizes) * (D // len(sizes))
+    return native.Buffers(codes, values, every, shared, packed, None if padding < 0 else padding)
 
 
 def _register(name: str, argument: str, function: Callable, fake: Callable) -> None:

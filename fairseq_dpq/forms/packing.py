@@ -50,12 +50,10 @@ def pack_codes(codes: Tensor, bits: Sequence[int]) -> Tensor:
     shift_t = torch.tensor(shift, dtype=torch.int16, device=codes.device)
     weight = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=codes.device)
     step = max(1, _CHUNK_BITS // (8 * width))
-    for start in range(0, n, step):
-        chunk = codes[start : start + step].to(torch.int16)
-        bit = (chunk.index_select(1, group_t) >> shift_t).bitwise_and_(1).to(torch.uint8)
-        bit = torch.nn.functional.pad(bit, (0, 8 * width - len(group)))
-        byte = (bit.view(-1, width, 8) * weight).sum(-1, dtype=torch.uint8)  # (rows, width)
-        packed[start : start + step] = byte
+    for chunk, out in zip(codes.split(step), packed.split(step)):
+        bit = (chunk.to(torch.int16).index_select(1, group_t) >> shift_t).bitwise_and_(1)
+        bit = torch.nn.functional.pad(bit.to(torch.uint8), (0, 8 * width - len(group)))
+        out.copy_((bit.view(-1, width, 8) * weight).sum(-1, dtype=torch.uint8))  # (rows, width)
     return packed
 
 
@@ -114,20 +112,16 @@ def unpack_codes(packed: Tensor, bits: Sequence[int], dtype: torch.dtype) -> Ten
     plan = unpack_plan(bits).to(packed.device)
     wide, even = is_wide(bits), even_width(bits)
     step = max(1, _CHUNK_BITS // (8 * D))
-    for start in range(0, n, step):
-        rows = packed[start : start + step]
-        part = unpack_even(rows, even, D) if even else unpack_rows(rows, plan, wide)
-        codes[start : start + step] = part.to(dtype)
+    for rows, out in zip(packed.split(step), codes.split(step)):
+        out.copy_(unpack_even(rows, even, D) if even else unpack_rows(rows, plan, wide))
     return codes
 
 
 def check_spare_bits(name: str, packed: Tensor, used: int) -> None:
     """Raise ValueError if a row has a bit set beyond the `used` ones."""
     spare = 8 * packed.shape[1] - used
-    last = packed[:, -1]
-    for start in range(0, len(last), _CHUNK_BITS):
-        if spare and bool((last[start : start + _CHUNK_BITS] >> (8 - spare)).any()):
-            raise ValueError(f"{name}: bits beyond the {used} of a row are set")
+    if spare and bool((packed[:, -1] >> (8 - spare)).any()):
+        raise ValueError(f"{name}: bits beyond the {used} of a row are set")
 
 
 def check_codes(codes: Tensor, sizes: Sequence[int], first: int = 0, name: str = "codes") -> None:

@@ -4,50 +4,23 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_dpq import native
 from fairseq_dpq.files.memory import large_zeros
-from fairseq_dpq.forms import quantization
-from fairseq_dpq.forms.base import (
-    CompactRequest,
-    Form,
-    FormOption,
-    Improvement,
-    Layout,
-    Parts,
-    Settings,
-)
-from fairseq_dpq.forms.lookup import (
-    SmallBatchLookup,
-    logits_by_partial_sums,
-    logits_in_graph,
-    lookup_in_graph,
-    prepare,
-    take_rows,
-    unpack,
-)
-from fairseq_dpq.forms.packing import (
-    check_codes,
-    check_range,
-    code_bits,
-    code_dtype,
-    even_width,
-    is_wide,
-    pack_codes,
-    row_bytes,
-    unpack_codes,
-    unpack_plan,
-)
-from fairseq_dpq.forms.product_layout import load_tensors, product_layout, stored_sizes
+from fairseq_dpq.forms import base, lookup, packing, quantization
+from fairseq_dpq.forms.base import Form, FormOption, Layout, Say, Settings, Tensors
 from fairseq_dpq.sizes import MAX_K, bits_note, division_problem
 from fairseq_dpq.tracing import is_tracing
-from fairseq_dpq.training.codes import code_usage
+from fairseq_dpq.training.initialization import Trained
 from fairseq_dpq.training.kmeans import ITERATIONS
 
 _ROWS = 1 << 15  # rows handled at once where a table is quantised
+_MOST_CODES = 1 << 24  # over all groups, unless the tensors hold more: counting them takes memory
 
 
 class CompactEmbedding(Form):
@@ -56,7 +29,8 @@ class CompactEmbedding(Form):
     `codes` hold one or two bytes a code for the fastest lookup, or, with `packed`, the bits alone;
     in the state_dict they are always packed: `codes` (n, bytes), `values` (rows, d/D), and
     `sizes` (D,) where groups have different numbers of codes. Value rows of group j follow those
-    of group j - 1; with `share_subspaces` all groups use the same rows.
+    of group j - 1; with `share_subspaces` all groups use the same rows. `sizes` gives each group's
+    number of codes where that is not K for all of them.
     """
 
     kind = "product_codes"
@@ -69,62 +43,62 @@ class CompactEmbedding(Form):
     setting_types: ClassVar[dict[str, type]] = {"K": int, "D": int, "share_subspaces": bool}
 
     if TYPE_CHECKING:  # TorchScript cannot read annotations that are strings
-        codes: Tensor
         values: Tensor
         offsets: Tensor
         plan: Tensor
-        _fast: Any
 
-    def __init__(
+    def _build(  # type: ignore[override]
         self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
+        make: Settings,
         *,
         K: int,
         D: int,
         share_subspaces: bool = False,
         sizes: Sequence[int] | None = None,
         packed: bool = False,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
     ) -> None:
-        """`sizes` gives each group's number of codes where that is not K for all of them."""
-        super().__init__()
-        if D < 1 or embedding_dim % D:
-            raise ValueError(f"D={D} does not divide embedding_dim={embedding_dim}")
-        self._set_size(num_embeddings, embedding_dim, padding_idx)
-        self.D = D
-        self.share_subspaces = share_subspaces
-        self.packed = packed
-        self._allocate(list(sizes) if sizes is not None else [K] * D, dtype, device)
+        if D < 1 or self.embedding_dim % D:
+            raise ValueError(f"D={D} does not divide embedding_dim={self.embedding_dim}")
+        self.D, self.share_subspaces, self.packed = D, share_subspaces, packed
+        self._allocate(list(sizes) if sizes is not None else [K] * D, **make)
 
     def _allocate(self, sizes: list[int], dtype: torch.dtype | None, device: Any) -> None:
         """Make empty buffers for groups of these numbers of codes."""
-        self._set_groups(sizes, device)
-        width = row_bytes(self.bits) if self.packed else self.D
-        kind = torch.uint8 if self.packed else code_dtype(max(sizes))
-        # A last row of zeros is what padding points at. It is not saved.
-        rows = self.value_rows + (0 if self.padding_idx is None else 1)
-        size = self.embedding_dim // self.D
-        self.register_buffer("codes", large_zeros(self.num_embeddings, width, kind, device))
-        self.register_buffer("values", torch.zeros(rows, size, dtype=dtype, device=device))
-
-    def _set_groups(self, sizes: list[int], device: Any) -> None:
-        """Set what follows from the numbers of codes: bits, and where each group begins."""
-        if len(sizes) != self.D or min(sizes) < 1 or (self.share_subspaces and len(set(sizes)) > 1):
+        shared, packed = self.share_subspaces, self.packed
+        if len(sizes) != self.D or min(sizes) < 1 or (shared and len(set(sizes)) > 1):
             raise ValueError(f"sizes={sizes}: give the number of codes of each of {self.D} groups")
         self._fast = None
-        self.sizes = sizes
-        self.bits = [code_bits(size) for size in sizes]
-        self.wide = is_wide(self.bits)
-        self.even = even_width(self.bits)
-        self.value_rows = sizes[0] if self.share_subspaces else sum(sizes)
-        first = [0, *itertools.accumulate([0 if self.share_subspaces else x for x in sizes[:-1]])]
+        self.sizes, self.K = sizes, max(sizes)
+        self.bits = bits = [packing.code_bits(size) for size in sizes]
+        self.wide, self.even = packing.is_wide(bits), packing.even_width(bits)
+        self.value_rows = sizes[0] if shared else sum(sizes)
+        first = [0, *itertools.accumulate([0 if shared else x for x in sizes[:-1]])]
         offsets = torch.tensor(first, dtype=torch.int32, device=device)
-        plan = unpack_plan(self.bits).to(offsets.device) if self.packed else torch.empty(0)
         self.register_buffer("offsets", offsets, persistent=False)
+        plan = packing.unpack_plan(bits).to(offsets.device) if packed else torch.empty(0)
         self.register_buffer("plan", plan, persistent=False)
+        width, kind = (
+            (packing.row_bytes(bits), torch.uint8)
+            if packed
+            else (self.D, packing.code_dtype(self.K))
+        )
+        self.register_buffer("codes", large_zeros(self.num_embeddings, width, kind, device))
+        # A last row of zeros is what padding points at. It is not saved.
+        rows = self.value_rows + (0 if self.padding_idx is None else 1)
+        values = torch.zeros(rows, self.embedding_dim // self.D, dtype=dtype, device=device)
+        self.register_buffer("values", values)
+
+    @classmethod
+    def of(cls, buffers: native.Buffers) -> CompactEmbedding:
+        """A table of these tensors, which are not copied; `values` have a last row for padding."""
+        codes, values, sizes, shared, packed, padding_idx = buffers
+        settings: Settings = {"K": max(sizes), "D": len(sizes), "share_subspaces": shared}
+        how: Settings = {"packed": packed, "dtype": values.dtype, "device": values.device}
+        d = len(sizes) * values.shape[1]
+        form = cls(1, d, None if padding_idx is None else 0, sizes=sizes, **settings, **how)
+        form.codes, form.values = codes, values
+        form._set_size(codes.shape[0], d, padding_idx)
+        return form
 
     @classmethod
     @torch.no_grad()
@@ -154,37 +128,36 @@ class CompactEmbedding(Form):
         module.values[: module.value_rows] = values
         for start in range(0, n, _ROWS):  # the packed codes are never there twice
             part = codes[start : start + _ROWS]
-            check_codes(part, module.sizes, start)
-            module.codes[start : start + _ROWS] = pack_codes(part, module.bits) if packed else part
+            packing.check_codes(part, module.sizes, start)
+            module.codes[start : start + _ROWS] = (
+                packing.pack_codes(part, module.bits) if packed else part
+            )
         return module
 
     @classmethod
-    @torch.no_grad()
-    def from_table(  # type: ignore[override]
+    def _of_table(  # type: ignore[override]
         cls,
-        table: Tensor,
-        padding_idx: int | None = None,
-        *,
-        seed: int = 0,
-        progress: Callable[[int], None] | None = None,
+        trained: Trained,
+        padding_idx: int | None,
         K: int = 32,
         D: int = 16,
         share_subspaces: bool = False,
     ) -> CompactEmbedding:
         """Product quantisation: k-means in each group, the nearest centroid of each part."""
         G = 1 if share_subspaces else D
-        found = quantization.product_quantize(table, K, D, G, padding_idx, seed, progress)
-        return cls.from_codes(*found, table.shape[1], padding_idx, packed=True)
+        codes, values = quantization.product_quantize(trained, K, D, G)
+        codes[~trained.real] = 0
+        return cls.from_codes(codes, values, trained.table.shape[1], padding_idx, packed=True)
 
     @classmethod
-    def from_learned(cls, tensors: Mapping[str, Tensor], request: CompactRequest) -> Form:
+    def from_learned(cls, tensors: Tensors, request: base.CompactRequest) -> CompactEmbedding:
         """From codes (n, D) and values (G, K, d/D)."""
         values = tensors["values"].to(request.dtype)
         size = request.embedding_dim, request.padding_idx
         return cls.from_codes(tensors["codes"], values, *size, packed=request.packed)
 
     @classmethod
-    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
+    def check(cls, embedding_dim: int, say: Say, **settings: Any) -> None:
         K, D = settings["K"], settings["D"]
         if not 2 <= K <= MAX_K:
             raise ValueError(f"{say('K', K)}: must be from 2 to {MAX_K}; try 32")
@@ -195,17 +168,28 @@ class CompactEmbedding(Form):
             )
 
     @classmethod
-    def layout(
-        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
-    ) -> dict[str, Layout]:
-        return product_layout(num_embeddings, embedding_dim, settings, found)
+    def layout(cls, n: int, d: int, settings: Settings, found: Tensors) -> dict[str, Layout]:
+        """By `settings`, with the numbers of codes that the tensors show."""
+        D, shared = settings["D"], settings["share_subspaces"]
+        if D < 1 or d % D:
+            raise ValueError(f"D={D} does not divide embedding_dim={d}")
+        sizes = stored_sizes(D, shared, found)
+        if D * max(sizes) > max(_MOST_CODES, found["values"].numel()):
+            raise ValueError(f"{D} groups of up to {max(sizes)} codes: more than the values hold")
+        K = settings["K"]
+        if not max(sizes) <= K <= MAX_K:
+            raise ValueError(f"K={K}, but a group has {max(sizes)} codes")
+        bits = sum(packing.code_bits(size) for size in sizes)
+        return {
+            "codes": Layout((n, max(1, (bits + 7) // 8)), (torch.uint8,)),
+            "values": Layout((sizes[0] if shared else sum(sizes), d // D)),
+            "sizes": Layout((D,), (torch.int32,), optional=True),
+        }
 
     @classmethod
-    def check_contents(
-        cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
-    ) -> None:
+    def check_contents(cls, d: int, settings: Settings, tensors: Tensors) -> None:
         sizes = stored_sizes(settings["D"], settings["share_subspaces"], tensors)
-        check_range("codes", tensors["codes"], sizes)
+        packing.check_range("codes", tensors["codes"], sizes)
 
     @classmethod
     def work(cls, settings: Settings) -> int:
@@ -220,24 +204,17 @@ class CompactEmbedding(Form):
 
     @classmethod
     def from_tensors(
-        cls,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        settings: Settings,
-        tensors: Mapping[str, Tensor],
+        cls, n: int, d: int, padding_idx: int | None, settings: Settings, tensors: Tensors
     ) -> CompactEmbedding:
-        # One row first: the codes of n rows stay where they are, in the file.
-        module = cls(1, embedding_dim, None if padding_idx is None else 0, packed=True, **settings)
-        module._set_size(num_embeddings, embedding_dim, padding_idx)
-        for problem in load_tensors(module, tensors, assign=True):
-            raise ValueError(problem)
-        return module.eval()
+        D, shared = settings["D"], settings["share_subspaces"]
+        values = F.pad(tensors["values"], (0, 0, 0, 0 if padding_idx is None else 1))
+        how = (stored_sizes(D, shared, tensors), shared, True, padding_idx)
+        return cls.of(native.Buffers(tensors["codes"], values, *how)).eval()
 
     def forward(self, indices: Tensor) -> Tensor:
         if not torch.jit.is_scripting():
             if is_tracing():
-                found = lookup_in_graph(self, indices)
+                found = lookup.lookup_in_graph(self, indices)
             else:
                 fast = self._prepared()
                 found = None if fast is None else fast.lookup(indices)
@@ -246,12 +223,12 @@ class CompactEmbedding(Form):
         flat = indices.reshape(-1)
         rows = self.codes.index_select(0, flat)
         if self.packed:
-            rows = unpack(rows, self.plan, self.wide, self.even, self.D)
+            rows = lookup.unpack(rows, self.plan, self.wide, self.even, self.D)
         rows = rows + self.offsets  # (tokens, D): rows of the value matrix
         if self.padding_idx is not None:
             pad = (flat == self.padding_idx).unsqueeze(-1)
             rows = rows.masked_fill(pad, self.value_rows)
-        out = take_rows(self.values, rows.reshape(-1))
+        out = lookup.take_rows(self.values, rows.reshape(-1))
         return out.view(indices.shape + (self.embedding_dim,))  # noqa: RUF005, TorchScript knows no *
 
     def _prepared(self) -> Any:
@@ -259,16 +236,19 @@ class CompactEmbedding(Form):
         codes, values = self._buffers["codes"], self._buffers["values"]
         known = self._fast
         if known is None or not known.serves(codes, values, self.padding_idx):
+            how = (self.sizes, self.share_subspaces, self.packed, self.padding_idx)
+            buffers = native.Buffers(self.codes, self.values, *how)
             try:
-                known = self._fast = prepare(self)
+                known = native.table(buffers) or lookup.SmallBatchLookup(buffers, self.offsets)
             except RuntimeError:  # tensors without memory of their own, as under vmap
                 return None
+            self._fast = known
         return known
 
     def native_table(self) -> Any:
         """This table as the native library or Triton takes it, or None where PyTorch must serve."""
         found = None if is_tracing() else self._prepared()
-        return None if isinstance(found, SmallBatchLookup) else found
+        return None if isinstance(found, lookup.SmallBatchLookup) else found
 
     @property
     def serves_logits(self) -> bool:
@@ -279,24 +259,11 @@ class CompactEmbedding(Form):
         if h.shape[-1] != self.embedding_dim:
             raise ValueError(f"h has {h.shape[-1]} numbers a row, the table {self.embedding_dim}")
         if is_tracing():
-            found = logits_in_graph(self, h)
+            found = lookup.logits_in_graph(self, h)
         else:
             known = self.native_table()
             found = None if known is None else known.logits(h)
-        return found if found is not None else logits_by_partial_sums(self, h)
-
-    def unpacked_codes(self) -> Tensor:
-        """Codes (n, D) in one or two bytes each."""
-        if not self.packed:
-            return self.codes
-        return unpack_codes(self.codes, self.bits, code_dtype(max(self.sizes)))
-
-    def packed_codes(self) -> Tensor:
-        """Codes at ceil(log2 K) bits each, (n, bytes), as they are saved."""
-        return self.codes if self.packed else pack_codes(self.codes, self.bits)
-
-    def settings(self) -> Settings:
-        return {"K": max(self.sizes), "D": self.D, "share_subspaces": self.share_subspaces}
+        return found if found is not None else lookup.logits_by_partial_sums(self, h)
 
     def formula_bits(self) -> int:
         codes = self.num_embeddings * sum(self.bits)
@@ -307,40 +274,32 @@ class CompactEmbedding(Form):
 
     def describe(self) -> str:
         shared = ", shared subspaces" if self.share_subspaces else ""
-        return f"K={max(self.sizes)}, D={self.D}{shared}"
-
-    def codes_in_use(self) -> dict[str, Tensor]:
-        def unpack_some(rows: Tensor) -> Tensor:
-            return unpack_codes(rows, self.bits, torch.int16)
-
-        unpacking = unpack_some if self.packed else None
-        return code_usage(self.codes, max(self.sizes), self.padding_idx, unpacking)
+        return f"K={self.K}, D={self.D}{shared}"
 
     @property
     def code_sizes(self) -> list[int]:
         return self.sizes
 
-    def parts(self) -> Parts:
-        return Parts(self.values[: self.value_rows], self.sizes, self.share_subspaces)
+    def parts(self) -> base.Parts:
+        return base.Parts(self.values[: self.value_rows], self.sizes, self.share_subspaces)
 
     def notes(self) -> list[str]:
-        K = max(self.sizes)
-        even = self.bits == [code_bits(K)] * self.D  # no unused codes were dropped
-        return [bits_note(K)] if even and bits_note(K) else []
+        even = self.bits == [packing.code_bits(self.K)] * self.D  # no unused codes were dropped
+        return [bits_note(self.K)] if even and bits_note(self.K) else []
 
-    def improvement(self, table: Tensor, seed: int = 0) -> Improvement | None:
-        K, shared = max(self.sizes), self.share_subspaces
-        return quantization.better_D(table, K, self.D, shared, self.padding_idx, seed)
+    def improvement(self, table: Tensor, seed: int = 0) -> base.Improvement | None:
+        how = (self.K, self.D, self.share_subspaces, self.padding_idx)
+        return quantization.better_D(table, *how, seed)
 
     def shrunk(self) -> CompactEmbedding:
         groups = 1 if self.share_subspaces else self.D
-        values = self.values[: self.value_rows].view(groups, max(self.sizes), -1)
-        codes, pad = self.unpacked_codes(), self.padding_idx
+        values = self.values[: self.value_rows].view(groups, self.K, -1)
+        codes, pad = self._unpacked(self.codes), self.padding_idx
         return self._rebuilt(*quantization.drop_unused(codes, values, pad))
 
     def with_rows(self, rows: Tensor) -> CompactEmbedding:
         """The new rows get the nearest value of each group."""
-        values, old = self.values[: self.value_rows], self.unpacked_codes()
+        values, old = self.values[: self.value_rows], self._unpacked(self.codes)
         new = quantization.nearest_codes(rows.to(values.device), *self.parts())
         return self._rebuilt(torch.cat([old, new.to(old.dtype)]), values, self.sizes)
 
@@ -349,20 +308,18 @@ class CompactEmbedding(Form):
         return self.from_codes(codes, values, d, pad, sizes=sizes, packed=self.packed)
 
     def export_tensors(self) -> dict[str, Tensor]:
-        return {
-            "codes": self.packed_codes().contiguous(),
-            "values": self.values[: self.value_rows].detach().contiguous(),
-            "sizes": torch.tensor(self.sizes, dtype=torch.int32),
-        }
+        sizes = torch.tensor(self.sizes, dtype=torch.int32)
+        return {**super().export_tensors(), "sizes": sizes}
 
     @property
     def saved_nbytes(self) -> int:
         uneven = 4 * self.D if len(set(self.sizes)) > 1 else 0
         values = self.value_rows * self.values.shape[1] * self.values.element_size()
-        return self.num_embeddings * row_bytes(self.bits) + values + uneven
+        return self.num_embeddings * packing.row_bytes(self.bits) + values + uneven
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        destination[prefix + "codes"] = self.packed_codes()
+        codes = self.codes if self.packed else packing.pack_codes(self.codes, self.bits)
+        destination[prefix + "codes"] = codes
         destination[prefix + "values"] = self.values[: self.value_rows]
         if len(set(self.sizes)) > 1:
             destination[prefix + "sizes"] = torch.tensor(self.sizes, dtype=torch.int32)
@@ -378,10 +335,57 @@ class CompactEmbedding(Form):
         error_msgs: list[str],
     ) -> None:
         mine = {k[len(prefix) :]: t for k, t in state_dict.items() if k.startswith(prefix)}
-        missing_keys += [prefix + name for name in ("codes", "values") if name not in mine]
+        missing = [prefix + name for name in ("codes", "values") if name not in mine]
+        missing_keys += missing
         if strict:
             unexpected_keys += [prefix + k for k in mine if k not in ("codes", "values", "sizes")]
-        if "codes" not in mine or "values" not in mine:
-            return
-        assign = bool(local_metadata.get("assign_to_params_buffers"))
-        error_msgs += [f"{prefix}{problem}" for problem in load_tensors(self, mine, assign)]
+        if not missing:
+            try:
+                self._load(mine, bool(local_metadata.get("assign_to_params_buffers")))
+            except ValueError as error:
+                error_msgs.append(f"{prefix}{error}")
+
+    @torch.no_grad()
+    def _load(self, tensors: Tensors, assign: bool) -> None:
+        """Load the tensors of a state_dict. With `assign`, their own memory, dtype and device are
+        taken where they can be."""
+        sizes = stored_sizes(self.D, self.share_subspaces, tensors)
+        settings = {**self.settings(), "K": max(sizes)}
+        layout = self.layout(self.num_embeddings, self.embedding_dim, settings, tensors)
+        for name in ("codes", "values"):
+            found, wanted = tuple(tensors[name].shape), layout[name].shape
+            if found != wanted:
+                raise ValueError(f"{name}: size mismatch, found {found}, this model needs {wanted}")
+        codes, values = tensors["codes"], tensors["values"]
+        if assign or sizes != self.sizes:
+            like = values if assign else self.values
+            self._allocate(sizes, like.dtype, like.device)
+        self.values[: self.value_rows] = values
+        codes = codes if self.packed else packing.unpack_codes(codes, self.bits, self.codes.dtype)
+        if assign and codes.is_contiguous():
+            self.codes = codes
+        else:
+            self.codes.copy_(codes)
+
+
+def stored_sizes(D: int, shared: bool, found: Tensors) -> list[int]:
+    """The number of codes of each group, by the tensors that are there."""
+    values, sizes = found.get("values"), found.get("sizes")
+    if values is None or values.dim() != 2:
+        raise ValueError("values: expected a tensor of two dimensions, found none")
+    if sizes is None:
+        listed = [len(values) if shared else len(values) // D] * D
+    elif tuple(sizes.shape) != (D,) or sizes.dtype != torch.int32:
+        raise ValueError(
+            f"sizes: expected torch.int32 of shape ({D},), found {sizes.dtype} of shape "
+            f"{tuple(sizes.shape)}"
+        )
+    else:
+        listed = sizes.tolist()
+    if not 1 <= min(listed) <= max(listed) <= MAX_K:
+        raise ValueError(
+            f"a group has from 1 to {MAX_K} codes, found from {min(listed)} to {max(listed)}"
+        )
+    if shared and len(set(listed)) > 1:
+        raise ValueError("sizes: groups that share their values must have the same size")
+    return listed

@@ -3,22 +3,15 @@ number of its row, of a group in it, or of the whole table. The paper's baseline
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings
-from fairseq_dpq.forms.packing import (
-    check_spare_bits,
-    even_width,
-    pack_codes,
-    row_bytes,
-    unpack_even,
-    unpack_plan,
-    unpack_rows,
-)
-from fairseq_dpq.training.initialization import real_rows
+from fairseq_dpq.forms import packing
+from fairseq_dpq.forms.base import Form, FormOption, Layout, Say, Settings, Tensors
+from fairseq_dpq.forms.lookup import unpack
+from fairseq_dpq.training.initialization import Trained
 
 _ROWS = 1 << 13
 
@@ -48,116 +41,85 @@ class ScalarEmbedding(Form):
         plan: Tensor
         like: Tensor | None
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        *,
-        bits: int,
-        by_row: bool = True,
-        group: int = 0,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
+    def _build(  # type: ignore[override]
+        self, make: Settings, *, bits: int, by_row: bool = True, group: int = 0
     ) -> None:
-        super().__init__()
-        _check(embedding_dim, _say, bits, by_row, group)
-        self._set_size(num_embeddings, embedding_dim, padding_idx)
-        self.bits = bits
-        self.by_row = by_row
-        self.group = group
-        widths = [bits] * embedding_dim
-        self.even = even_width(widths)
-        ranges = num_embeddings if by_row else 1
-        levels = torch.zeros(num_embeddings, row_bytes(widths), dtype=torch.uint8, device=device)
+        n, d = self.num_embeddings, self.embedding_dim
+        self.require(d, bits=bits, by_row=by_row, group=group)
+        self.bits, self.by_row, self.group = bits, by_row, group
+        widths = [bits] * d
+        self.even = packing.even_width(widths)
+        levels = torch.zeros(n, packing.row_bytes(widths), dtype=torch.uint8, device=make["device"])
         self.register_buffer("levels", levels)
-        columns = embedding_dim // group if group else 1
-        kept = torch.float16 if group else dtype
+        ranges = (n if by_row else 1, d // group if group else 1)
+        kept = {**make, "dtype": torch.float16} if group else make
         for name in ("scale", "offset"):
-            self.register_buffer(name, torch.zeros(ranges, columns, dtype=kept, device=device))
-        like = torch.zeros(1, dtype=dtype, device=device)
-        self.register_buffer("like", like if group else None)
-        self.register_buffer("plan", unpack_plan(widths).to(levels.device), persistent=False)
+            self.register_buffer(name, torch.zeros(ranges, **kept))
+        self.register_buffer("like", torch.zeros(1, **make) if group else None)
+        self.register_buffer(
+            "plan", packing.unpack_plan(widths).to(levels.device), persistent=False
+        )
 
     @classmethod
-    @torch.no_grad()
-    def from_table(  # type: ignore[override]
+    def _of_table(  # type: ignore[override]
         cls,
-        table: Tensor,
-        padding_idx: int | None = None,
-        *,
-        seed: int = 0,
-        progress: Callable[[int], None] | None = None,
+        trained: Trained,
+        padding_idx: int | None,
         bits: int = 8,
         by_row: bool = True,
         group: int = 0,
     ) -> ScalarEmbedding:
         """Each number rounded to the nearest of 2^bits levels."""
-        n, d = table.shape
-        module = cls(n, d, padding_idx, bits=bits, by_row=by_row, group=group, device=table.device)
-        real = real_rows(table, padding_idx)
-        if group:
-            module._fill_groups(table, real)
-            if progress is not None:
-                progress(1)
-            return module
-        if by_row:
-            low, high = table.float().amin(1, keepdim=True), table.float().amax(1, keepdim=True)
-        else:
-            low, high = table[real].float().amin().view(1, 1), table[real].float().amax().view(1, 1)
-        module.offset.copy_(low)
-        module.scale.copy_((high - low) / (2**bits - 1))
-        widths = [bits] * d
+        (n, d), table, real = trained.table.shape, trained.table, trained.real
+        settings: Settings = {"bits": bits, "by_row": by_row, "group": group}
+        module = cls(n, d, padding_idx, **settings, device=table.device)
+        top = 2**bits - 1
+        if not by_row:
+            low, high = table[real].float().amin(), table[real].float().amax()
+            module.offset.fill_(low)
+            module.scale.copy_((high - low) / top)
         for start in range(0, n, _ROWS):
-            rows = table[start : start + _ROWS].float()
-            part = slice(start, start + _ROWS) if by_row else slice(None)
-            step = module.scale[part].clamp_min(1e-30)
-            level = ((rows - module.offset[part]) / step).round_().clamp_(0, 2**bits - 1)
-            level[~real[start : start + _ROWS]] = 0
-            module.levels[start : start + _ROWS] = pack_codes(level.to(torch.int16), widths)
-        if progress is not None:
-            progress(1)
+            part = slice(start, start + _ROWS)
+            own = part if by_row else slice(None)
+            rows = table[part].float().view(-1, module.scale.shape[1], group or d)
+            if by_row:
+                module.offset[part] = rows.amin(2)
+                module.scale[part] = (rows.amax(2) - module.offset[part]) / top
+            offset, scale = (x[own].float().unsqueeze(2) for x in (module.offset, module.scale))
+            level = ((rows - offset) / scale.clamp_min(1e-30)).round_().clamp_(0, top)
+            level[~real[part]] = 0
+            module.levels[part] = packing.pack_codes(level.flatten(1).to(torch.int16), [bits] * d)
         return module
 
-    def _fill_groups(self, table: Tensor, real: Tensor) -> None:
-        widths, top = [self.bits] * self.embedding_dim, 2**self.bits - 1
-        for start in range(0, len(table), _ROWS):
-            part = slice(start, start + _ROWS)
-            rows = table[part].float().view(-1, self.scale.shape[1], self.group)
-            offset = rows.amin(2).half()
-            scale = ((rows.amax(2) - offset.float()) / top).half()
-            step = scale.float().clamp_min(1e-30).unsqueeze(2)
-            level = ((rows - offset.float().unsqueeze(2)) / step).round_().clamp_(0, top)
-            level[~real[part]] = 0
-            self.scale[part], self.offset[part] = scale, offset
-            self.levels[part] = pack_codes(level.flatten(1).to(torch.int16), widths)
+    @classmethod
+    def check(cls, embedding_dim: int, say: Say, **settings: Any) -> None:
+        bits, group = settings["bits"], settings.get("group", 0)
+        if not 2 <= bits <= 8:
+            raise ValueError(f"{say('bits', bits)}: must be from 2 to 8")
+        if group < 0 or (group and embedding_dim % group):
+            raise ValueError(
+                f"{say('group', group)} does not divide the embedding size {embedding_dim}; try 32"
+            )
+        if group and not settings.get("by_row", True):
+            raise ValueError(f"{say('group', group)} goes without one range for the whole table")
 
     @classmethod
-    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
-        _check(embedding_dim, say, **settings)
-
-    @classmethod
-    def layout(
-        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
-    ) -> dict[str, Layout]:
-        _check(embedding_dim, _say, **settings)
+    def layout(cls, n: int, d: int, settings: Settings, found: Tensors) -> dict[str, Layout]:
+        cls.require(d, **settings)
         bits, group = settings["bits"], settings["group"]
-        levels = Layout((num_embeddings, (bits * embedding_dim + 7) // 8), (torch.uint8,))
-        if group:
-            ranges = Layout((num_embeddings, embedding_dim // group))
-            return {"levels": levels, "scale": ranges, "offset": ranges, "like": Layout((1,))}
-        ranges = Layout((num_embeddings if settings["by_row"] else 1, 1))
-        return {"levels": levels, "scale": ranges, "offset": ranges}
+        ranges = Layout((n if settings["by_row"] else 1, d // group if group else 1))
+        levels = Layout((n, (bits * d + 7) // 8), (torch.uint8,))
+        like = {"like": Layout((1,))} if group else {}
+        return {"levels": levels, "scale": ranges, "offset": ranges, **like}
 
     @classmethod
-    def check_contents(
-        cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
-    ) -> None:
-        check_spare_bits("levels", tensors["levels"], settings["bits"] * embedding_dim)
+    def check_contents(cls, d: int, settings: Settings, tensors: Tensors) -> None:
+        packing.check_spare_bits("levels", tensors["levels"], settings["bits"] * d)
 
     def forward(self, indices: Tensor) -> Tensor:
         flat = indices.reshape(-1)
-        level = _unpack(self.levels.index_select(0, flat), self.plan, self.even, self.embedding_dim)
+        level = self.levels.index_select(0, flat)
+        level = unpack(level, self.plan, False, self.even, self.embedding_dim)
         if self.by_row:
             scale, offset = self.scale.index_select(0, flat), self.offset.index_select(0, flat)
         else:
@@ -175,49 +137,27 @@ class ScalarEmbedding(Form):
     def with_rows(self, rows: Tensor) -> Form:
         if not self.by_row:  # the range of the table may not hold them
             return super().with_rows(rows)
-        new = self.from_table(rows.to(self.levels.device), **self.settings())
-        new = new if self.group else new.to(self.scale.dtype)
-        whole = ("plan", "like")
-        joined = {
-            k: t if k in whole else torch.cat([t, new.get_buffer(k)])
-            for k, t in self.named_buffers()
-        }
+        new = self.from_table(rows.to(self.levels.device), **self.settings()).to(self.scale.dtype)
+        joined = dict(self.named_buffers())
+        for name in ("levels", "scale", "offset"):
+            joined[name] = torch.cat([joined[name], new.get_buffer(name)])
         size = (self.num_embeddings + len(rows), self.embedding_dim, self.padding_idx)
         return self.from_tensors(*size, self.settings(), joined)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        kept = (self.scale, self.offset)
-        super()._apply(fn, recurse)
-        if self.group:
-            self.scale, self.offset = (tensor.to(self.levels.device) for tensor in kept)
-        return self
+    def _kept_dtypes(self) -> list[tuple[nn.Module, str]]:
+        return [(self, "scale"), (self, "offset")] if self.group else []
 
     @classmethod
     def from_tensors(
-        cls,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        settings: Settings,
-        tensors: Mapping[str, Tensor],
+        cls, n: int, d: int, padding_idx: int | None, settings: Settings, tensors: Tensors
     ) -> Form:
         if settings["group"]:  # a reader may have turned all numbers into the dtype of the model
             tensors = {k: t.half() if k in ("scale", "offset") else t for k, t in tensors.items()}
-        size = (num_embeddings, embedding_dim, padding_idx)
-        return super().from_tensors(*size, settings, tensors)
-
-    def settings(self) -> Settings:
-        return {"bits": self.bits, "by_row": self.by_row, "group": self.group}
+        return super().from_tensors(n, d, padding_idx, settings, tensors)
 
     def formula_bits(self) -> int:
         ranges = (32 if self.group else 64) * self.scale.numel()
         return self.num_embeddings * self.embedding_dim * self.bits + ranges
-
-    @property
-    def saved_nbytes(self) -> int:
-        ranges = 2 * self.scale.numel() * self.scale.element_size()
-        like = 0 if self.like is None else self.like.element_size()
-        return self.levels.numel() + ranges + like
 
     def bits_per_symbol(self) -> int:
         own = 16 * self.scale.element_size() * self.scale.shape[1] if self.by_row else 0
@@ -227,27 +167,3 @@ class ScalarEmbedding(Form):
         if self.group:
             return f"{self.bits} bits in groups of {self.group}"
         return f"{self.bits} bits by {'row' if self.by_row else 'table'}"
-
-
-def _say(name: str, value: Any) -> str:
-    return f"{name}={value}"
-
-
-def _check(
-    embedding_dim: int, say: Callable[[str, Any], str], bits: int, by_row: bool, group: int = 0
-) -> None:
-    if not 2 <= bits <= 8:
-        raise ValueError(f"{say('bits', bits)}: must be from 2 to 8")
-    if group < 0 or (group and embedding_dim % group):
-        raise ValueError(
-            f"{say('group', group)} does not divide the embedding size {embedding_dim}; try 32"
-        )
-    if group and not by_row:
-        raise ValueError(f"{say('group', group)} goes without one range for the whole table")
-
-
-def _unpack(rows: Tensor, plan: Tensor, even: int, width: int) -> Tensor:
-    if torch.jit.is_scripting():
-        return unpack_rows(rows, plan, False)
-    else:  # a saved TorchScript program takes the dtype of a view for its shape
-        return unpack_even(rows, even, width) if even else unpack_rows(rows, plan, False)

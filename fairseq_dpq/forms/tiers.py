@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Mapping, Sequence
+import itertools
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_dpq import native
-from fairseq_dpq.forms.base import Form, FormOption, Layout, Settings
-from fairseq_dpq.forms.choosing_tiers import Tier, check_tiers, choose_tiers, id_order, of_tier
-from fairseq_dpq.forms.metric import metric_gain, quantize_in_metric, weighted_mean
+from fairseq_dpq.forms import quantization
+from fairseq_dpq.forms.base import Form, FormOption, Layout, Say, Settings, Tensors, below
+from fairseq_dpq.forms.choosing_tiers import Tier, check_tiers, choose_tiers, id_order
 from fairseq_dpq.forms.packing import check_range
 from fairseq_dpq.forms.product_codes import CompactEmbedding
-from fairseq_dpq.forms.product_layout import product_layout
-from fairseq_dpq.forms.quantization import rescaled
 from fairseq_dpq.tracing import is_tracing
+from fairseq_dpq.training.initialization import Trained
 
 _WORK = 100  # steps that are reported
 _ROWS = 1 << 13  # rows handled at once
@@ -43,33 +43,27 @@ class TieredEmbedding(Form):
         correction: Tensor | None
         slot: Tensor
         bounds: Tensor
+        tiers: Any  # of CompactEmbedding
 
-    def __init__(
+    def _build(  # type: ignore[override]
         self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
+        make: Settings,
         *,
         tiers: Sequence[Sequence[int]],
         in_order: bool = False,
         corrected: bool = False,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
     ) -> None:
-        super().__init__()
-        self._set_size(num_embeddings, embedding_dim, padding_idx)
-        listed = check_tiers(tiers, num_embeddings, embedding_dim)
+        n, d, device = self.num_embeddings, self.embedding_dim, make["device"]
+        listed = check_tiers(tiers, n, d)
         # It follows the dtype of the model, which rows have; values do not.
-        self.register_buffer("like", torch.zeros(1, dtype=dtype, device=device))
-        tier_of = None
-        if not in_order:
-            counts = torch.tensor([rows for rows, _, _ in listed], device=device)
-            tier_of = torch.arange(len(listed), device=device).repeat_interleave(counts)
-            tier_of = tier_of.to(torch.uint8)
-        self.register_buffer("tier_of", tier_of)
-        numbers = torch.zeros(num_embeddings, dtype=torch.float16, device=device)
-        self.register_buffer("correction", numbers if corrected else None)
-        self.tiers = nn.ModuleList(_empty(tier, embedding_dim, device) for tier in listed)
+        self.register_buffer("like", torch.zeros(1, **make))
+        self.register_buffer("tier_of", None if in_order else _one_after_the_other(listed, device))
+        how: Settings = {"dtype": torch.float16, "device": device}
+        self.register_buffer("correction", torch.zeros(n, **how) if corrected else None)
+        self.tiers = nn.ModuleList(
+            CompactEmbedding(1 if K == 1 else rows, d, None, K=K, D=D, packed=True, **how)
+            for rows, K, D in listed
+        )
         self._set_tiers(listed)
 
     def _set_tiers(self, listed: list[Tier]) -> None:
@@ -77,9 +71,7 @@ class TieredEmbedding(Form):
         self._fast = None
         self.sizes = listed
         self.shared = [K == 1 for _, K, _ in listed]
-        self.first = [0]
-        for rows, _, _ in listed:
-            self.first.append(self.first[-1] + rows)
+        self.first = [0, *itertools.accumulate(rows for rows, _, _ in listed)]
         device = self.like.device
         bounds = torch.tensor(self.first[1:-1], dtype=torch.int64, device=device)
         self.register_buffer("bounds", bounds, persistent=False)
@@ -92,14 +84,10 @@ class TieredEmbedding(Form):
         self.register_buffer("slot", slot, persistent=False)
 
     @classmethod
-    @torch.no_grad()
-    def from_table(  # type: ignore[override]
+    def _of_table(  # type: ignore[override]
         cls,
-        table: Tensor,
-        padding_idx: int | None = None,
-        *,
-        seed: int = 0,
-        progress: Callable[[int], None] | None = None,
+        trained: Trained,
+        padding_idx: int | None,
         ratio: float = 10.0,
         tiers: Sequence[Sequence[int]] | None = None,
         weight: Tensor | None = None,
@@ -113,13 +101,13 @@ class TieredEmbedding(Form):
             metric: What an error e of a row costs, e' M e (d, d). Default: its square.
             corrected: Whether 16 bits a row are needed for the correction of logits.
         """
-        n, d = table.shape
+        (n, d), table = trained.table.shape, trained.table
         in_order = weight is None
         weight = id_order(n).to(table.device) if weight is None else weight.float()
         if padding_idx is not None:
             weight = weight.clone()
             weight[padding_idx] = 0
-        center = weighted_mean(table, weight / weight.sum())
+        center = quantization.weighted_mean(table, weight / weight.sum())
         cost = torch.empty(n, device=table.device)
         for rows, part in zip(cost.split(_ROWS), table.split(_ROWS)):
             apart = part.float() - center
@@ -130,10 +118,12 @@ class TieredEmbedding(Form):
             order = torch.sort(cost, descending=True, stable=True).indices
             in_order = bool((order[1:] > order[:-1]).all())
         if tiers is None:
-            gain = 1.0
-            if metric is not None:
-                some = table[:: max(1, n // _ROWS)].float() - center
-                gain = metric_gain(metric, some.t() @ some / len(some))
+            some = table[:: max(1, n // _ROWS)].float() - center
+            gain = (
+                1.0
+                if metric is None
+                else quantization.metric_gain(metric, some.t() @ some / len(some))
+            )
             beside = (0 if in_order else n) + (2 * n if corrected else 0)
             budget = int(4 * n * d / ratio) - beside
             tiers = choose_tiers(cost[order], d, max(1, budget), gain)
@@ -142,7 +132,7 @@ class TieredEmbedding(Form):
             in_order = True
             order = torch.arange(n, device=table.device)
         made = cls(n, d, None, tiers=listed, in_order=in_order, dtype=table.dtype)
-        report = rescaled(progress, _WORK, sum(2 * D for _, _, D in listed))
+        report = quantization.rescaled(trained.progress, _WORK, sum(2 * D for _, _, D in listed))
         for i, (rows, K, D) in enumerate(listed):
             own = order[made.first[i] : made.first[i] + rows].sort().values
             if made.tier_of is not None:
@@ -151,19 +141,21 @@ class TieredEmbedding(Form):
             if K == 1:
                 share = known if bool(known.sum() > 0) else torch.ones_like(known)
                 share = share / share.sum()
-                values = weighted_mean(table, share, own).half().view(1, 1, d)
+                values = quantization.weighted_mean(table, share, own).half().view(1, 1, d)
                 codes = torch.zeros(1, 1, dtype=torch.uint8, device=table.device)
                 report(2)
             else:
-                how: Settings = {"weight": known, "metric": metric, "seed": seed}
-                codes, values = quantize_in_metric(table, K, D, own, progress=report, **how)
+                how: Settings = {"weight": known, "metric": metric, "seed": trained.seed}
+                codes, values = quantization.quantize_in_metric(
+                    table, K, D, own, progress=report, **how
+                )
             made.tiers[i] = CompactEmbedding.from_codes(codes, values, d, packed=True)
         made._set_size(n, d, padding_idx)
         made._set_tiers(listed)
         return made.to(table.device)
 
     @classmethod
-    def check(cls, embedding_dim: int, say: Callable[[str, Any], str], **settings: Any) -> None:
+    def check(cls, embedding_dim: int, say: Say, **settings: Any) -> None:
         ratio = settings.get("ratio", 10.0)
         if not ratio > 1:
             raise ValueError(f"{say('ratio', ratio)}: must be above 1; try 10")
@@ -173,27 +165,23 @@ class TieredEmbedding(Form):
         return _WORK
 
     @classmethod
-    def layout(
-        cls, num_embeddings: int, embedding_dim: int, settings: Settings, found: Mapping[str, Any]
-    ) -> dict[str, Layout]:
-        listed = check_tiers(settings["tiers"], num_embeddings, embedding_dim)
+    def layout(cls, n: int, d: int, settings: Settings, found: Tensors) -> dict[str, Layout]:
         out = {"like": Layout((1,))}
-        for i, (rows, K, D) in enumerate(listed):
-            own = of_tier(found, i)
+        for i, (rows, K, D) in enumerate(check_tiers(settings["tiers"], n, d)):
             kept = {"K": K, "D": D, "share_subspaces": False}
-            stored = product_layout(1 if K == 1 else rows, embedding_dim, kept, own)
+            stored = CompactEmbedding.layout(
+                1 if K == 1 else rows, d, kept, below(f"tiers.{i}", found)
+            )
             if stored["values"].shape[0] != K * D:
                 raise ValueError(f"tiers.{i}: expected {K * D} values for K={K} and D={D}")
             out.update({f"tiers.{i}.{name}": one for name, one in stored.items()})
         if not settings["in_order"]:
-            out["tier_of"] = Layout((num_embeddings,), (torch.uint8,))
-        out["correction"] = Layout((num_embeddings,), optional=True)
+            out["tier_of"] = Layout((n,), (torch.uint8,))
+        out["correction"] = Layout((n,), optional=True)
         return out
 
     @classmethod
-    def check_contents(
-        cls, embedding_dim: int, settings: Settings, tensors: Mapping[str, Tensor]
-    ) -> None:
+    def check_contents(cls, d: int, settings: Settings, tensors: Tensors) -> None:
         for i, (_, K, D) in enumerate(settings["tiers"]):
             check_range(f"tiers.{i}.codes", tensors[f"tiers.{i}.codes"], [K] * D)
         if "tier_of" in tensors:
@@ -203,27 +191,20 @@ class TieredEmbedding(Form):
 
     @classmethod
     def from_tensors(
-        cls,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        settings: Settings,
-        tensors: Mapping[str, Tensor],
+        cls, n: int, d: int, padding_idx: int | None, settings: Settings, tensors: Tensors
     ) -> TieredEmbedding:
-        listed = check_tiers(settings["tiers"], num_embeddings, embedding_dim)
+        listed = check_tiers(settings["tiers"], n, d)
         small = [(1, K, D) for _, K, D in listed]  # no n rows by a claim alone
-        made = cls(len(small), embedding_dim, None, tiers=small, in_order=True)
-        made.like = tensors["like"]
-        made._set_size(num_embeddings, embedding_dim, padding_idx)
-        made.tier_of = tensors.get("tier_of")
+        made = cls(len(small), d, None, tiers=small, in_order=True)
+        made._set_size(n, d, padding_idx)
+        made.like, made.tier_of = tensors["like"], tensors.get("tier_of")
         correction = tensors.get("correction")
         made.correction = None if correction is None else correction.half()
         for i, (rows, K, D) in enumerate(listed):
-            own = dict(of_tier(tensors, i))
+            own = below(f"tiers.{i}", tensors)
             own["values"] = own["values"].half()
-            own.setdefault("sizes", torch.tensor([K] * D, dtype=torch.int32))
-            size = (1 if K == 1 else rows, embedding_dim, None)
             part: Settings = {"K": K, "D": D, "share_subspaces": False}
+            size = (1 if K == 1 else rows, d, None)
             made.tiers[i] = CompactEmbedding.from_tensors(*size, part, own)
         made._set_tiers(listed)
         return made.eval()
@@ -250,17 +231,15 @@ class TieredEmbedding(Form):
         """These tiers as the native library takes them, or None where PyTorch must serve."""
         if is_tracing():
             return None
-        fast, dtype = self._fast, torch.float16
-        if self._buffers["like"].dtype is torch.float32:  # type: ignore[union-attr]
-            dtype = torch.float32
+        wide = self._buffers["like"].dtype is torch.float32  # type: ignore[union-attr]
+        fast, dtype = self._fast, torch.float32 if wide else torch.float16
         # Not by their names as attributes: for one id that takes longer than its row.
         listed: Any = self._modules["tiers"]
         buffers = [tier._buffers for tier in listed._modules.values()]
         if fast is None or fast.dtype is not dtype or not fast.serves(buffers):
-            tables = [tier.native_table() for tier in self._coded()]
-            if not all(isinstance(table, native.Table) for table in tables):
-                return None
-            if any(tier.values.requires_grad for tier in self._coded()):
+            tables = [tier.native_table() for tier in self.tiers]
+            trained = any(tier.values.requires_grad for tier in self.tiers)
+            if trained or not all(isinstance(table, native.Table) for table in tables):
                 return None
             slot = None if self.tier_of is None else self.slot
             fast = native.Tiers(tables, self.first, slot, self.padding_idx, dtype)
@@ -298,14 +277,11 @@ class TieredEmbedding(Form):
 
     @property
     def serves_logits(self) -> bool:
-        return all(tier.serves_logits for tier in self._coded())
+        return all(tier.serves_logits for tier in self.tiers)
 
     @property
     def corrects_logits(self) -> bool:
         return self.correction is not None
-
-    def _coded(self) -> list[CompactEmbedding]:
-        return list(self.tiers)  # type: ignore[arg-type]
 
     def logits(self, h: Tensor) -> Tensor:
         """Logits of each tier from its codes, in the order of ids, plus the correction."""
@@ -313,7 +289,7 @@ class TieredEmbedding(Form):
         out = None if fast is None else fast.logits(h)
         if out is None:
             parts = []
-            for i, tier in enumerate(self._coded()):
+            for i, tier in enumerate(self.tiers):
                 part = tier.logits(h)
                 rows = self.sizes[i][0]
                 parts.append(part.expand(*part.shape[:-1], rows) if self.shared[i] else part)
@@ -329,15 +305,12 @@ class TieredEmbedding(Form):
     def with_rows(self, rows: Tensor) -> TieredEmbedding:
         """The new rows join the first tier, which has the most bits; their correction is zero."""
         old, more = self.num_embeddings, len(rows)
-        tier_of = self.tier_of
-        if tier_of is None:
-            counts = self.bounds.new_tensor([size[0] for size in self.sizes])
-            tier_of = torch.arange(len(self.sizes), device=counts.device).repeat_interleave(counts)
         tensors = self.export_tensors()
-        tensors["tier_of"] = torch.cat([tier_of, tier_of.new_zeros(more)]).to(torch.uint8)
-        if self.correction is not None:
-            tensors["correction"] = torch.cat([self.correction, self.correction.new_zeros(more)])
-        first = self._coded()[0].with_rows(rows).export_tensors()
+        if self.tier_of is None:
+            tensors["tier_of"] = _one_after_the_other(self.sizes, self.like.device)
+        for name in {"tier_of", "correction"} & set(tensors):
+            tensors[name] = torch.cat([tensors[name], tensors[name].new_zeros(more)])
+        first = self.tiers[0].with_rows(rows).export_tensors()
         tensors.update({f"tiers.0.{name}": tensor for name, tensor in first.items()})
         (count, K, D), *rest = self.sizes
         settings = {**self.settings(), "tiers": [(count + more, K, D), *rest], "in_order": False}
@@ -353,12 +326,6 @@ class TieredEmbedding(Form):
     def formula_bits(self) -> int:
         return 8 * self.saved_nbytes
 
-    @property
-    def saved_nbytes(self) -> int:
-        beside = (self.like, self.tier_of, self.correction)
-        own = sum(x.numel() * x.element_size() for x in beside if x is not None)
-        return own + sum(tier.saved_nbytes for tier in self._coded())
-
     def bits_per_symbol(self) -> int:
         """Of the mean row."""
         return 8 * self.saved_nbytes // self.num_embeddings
@@ -370,20 +337,13 @@ class TieredEmbedding(Form):
     def export_tensors(self) -> dict[str, Tensor]:
         out = {"like": self.like, "tier_of": self.tier_of, "correction": self.correction}
         tensors = {name: t.contiguous() for name, t in out.items() if t is not None}
-        for i, tier in enumerate(self._coded()):
+        for i, tier in enumerate(self.tiers):
             tensors.update({f"tiers.{i}.{k}": t for k, t in tier.export_tensors().items()})
         return tensors
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # Codes and values move with the model; numbers of 16 bits stay what they are.
-        kept = [(tier, tier.values) for tier in self._coded()]
-        correction = self.correction
-        super()._apply(fn, recurse)
-        for tier, values in kept:
-            tier.values = values.to(tier.values.device)
-        if correction is not None:
-            self.correction = correction.to(self.like.device)
-        return self
+    def _kept_dtypes(self) -> list[tuple[nn.Module, str]]:
+        values: list[tuple[nn.Module, str]] = [(tier, "values") for tier in self.tiers]
+        return values if self.correction is None else [*values, (self, "correction")]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         given = state_dict.get(f"{prefix}correction")
@@ -393,7 +353,7 @@ class TieredEmbedding(Form):
         self._set_tiers(self.sizes)
 
 
-def _empty(tier: Tier, d: int, device: Any) -> CompactEmbedding:
-    rows, K, D = tier
-    like: Settings = {"dtype": torch.float16, "device": device}
-    return CompactEmbedding(1 if K == 1 else rows, d, None, K=K, D=D, packed=True, **like)
+def _one_after_the_other(tiers: list[Tier], device: Any) -> Tensor:
+    """The tier of each row (n,) where the tiers follow each other."""
+    counts = torch.tensor([rows for rows, _, _ in tiers], device=device)
+    return torch.arange(len(tiers), device=device).repeat_interleave(counts).to(torch.uint8)

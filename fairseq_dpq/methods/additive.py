@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_dpq.config import option
-from fairseq_dpq.forms.additive_codes import add_vectors, transform
-from fairseq_dpq.forms.additive_learning import fit_vectors
+from fairseq_dpq.forms.additive_codes import add_vectors, fit_vectors, transform
 from fairseq_dpq.forms.low_rank import factorize
 from fairseq_dpq.methods.base import CodeOptions, Method, TableUse
 from fairseq_dpq.training.codebook import Codebook, TrainOutput

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fairseq_dpq.config import option
 from fairseq_dpq.files.reader import is_safetensors
-from fairseq_dpq.forms.additive_learning import STEPS, learn_codes
+from fairseq_dpq.forms.additive_codes import STEPS, learn_codes
 from fairseq_dpq.methods.additive import (
     AdditiveMethod,
     AdditiveOptions,

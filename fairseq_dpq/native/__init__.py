@@ -1,20 +1,22 @@
 """The native library: lookup, logits, codes and packing in C, with PyTorch as the reference."""
 
-from fairseq_dpq.native import library
-from fairseq_dpq.native.clusters import centroid_sums, first_centroids, nearest
+from fairseq_dpq.native.buffers import Buffers, products
 from fairseq_dpq.native.functions import (
+    centroid_sums,
     codes,
-    gpu_codes,
+    first_centroids,
+    nearest,
     pack,
     softmax_gradients,
     takes_gradients,
     unpack,
 )
-from fairseq_dpq.native.library import describe
+from fairseq_dpq.native.library import available, describe
 from fairseq_dpq.native.table import VALUE_TYPES, Table, Tiers, table
 
 __all__ = [
     "VALUE_TYPES",
+    "Buffers",
     "Table",
     "Tiers",
     "available",
@@ -22,16 +24,11 @@ __all__ = [
     "codes",
     "describe",
     "first_centroids",
-    "gpu_codes",
     "nearest",
     "pack",
+    "products",
     "softmax_gradients",
     "table",
     "takes_gradients",
     "unpack",
 ]
-
-
-def available() -> bool:
-    """Whether the native library is built, loads and is not turned off."""
-    return library.load() is not None

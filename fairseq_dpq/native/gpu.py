@@ -8,7 +8,7 @@ range fails an assertion on the device, as in nn.Embedding, and reads nothing ou
 
 from __future__ import annotations
 
-import functools
+import itertools
 from typing import Any, Sequence
 
 import torch
@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fairseq_dpq.files.memory import BufferGuard
+from fairseq_dpq.native.buffers import Buffers, products
 
 _BLOCK = 1024  # numbers of a row that one program of the lookup copies, at most
 _ROWS = 64  # rows of the table in one program of the logits
@@ -124,26 +125,17 @@ def _codes(
 class GpuTable(BufferGuard):
     """What `native.Table` is, by the kernels of this file."""
 
-    def __init__(
-        self,
-        codes: Tensor,
-        values: Tensor,
-        sizes: Sequence[int],
-        *,
-        shared: bool,
-        packed: bool,
-        padding_idx: int | None,
-    ) -> None:
+    def __init__(self, buffers: Buffers) -> None:
+        codes, values, sizes, shared, packed, padding_idx = self._buffers = buffers
         super().__init__(codes, values, padding_idx)
         self.n, self.D, self.size = codes.shape[0], len(sizes), values.shape[1]
         self.d = self.D * self.size
-        self._sizes, self._shared, self._packed = list(sizes), shared, packed
+        self._packed = packed
         self._padding = -1 if padding_idx is None else padding_idx
-        bits = [(s - 1).bit_length() for s in sizes]
-        first = [0] if shared else _running(sizes)
-        self._first = _numbers((first * self.D)[: self.D], codes.device)
-        self._place = _numbers(_running(sizes)[: self.D], codes.device)
-        self._start = _numbers(_running(bits), codes.device)
+        place = [0, *itertools.accumulate(sizes)][: self.D]
+        self._first = _numbers([0] * self.D if shared else place, codes.device)
+        self._place = _numbers(place, codes.device)
+        self._start = _numbers([0, *itertools.accumulate(buffers.bits)], codes.device)
         self._top = _numbers([s - 1 for s in sizes], codes.device)
 
     def lookup(self, indices: Tensor) -> Tensor | None:
@@ -168,7 +160,9 @@ class GpuTable(BufferGuard):
             return None
         if not self._takes(h):
             return None
-        partial = self._partial(h.detach().reshape(-1, self.D, self.size).float())
+        rows = h.detach().reshape(-1, self.D, self.size).float()
+        b = self._buffers
+        partial = products(rows, b.values[: b.value_rows].detach(), b.sizes, b.shared)
         batch = partial.shape[1]
         out = partial.new_empty(batch, self.n)
         if out.numel():
@@ -179,19 +173,6 @@ class GpuTable(BufferGuard):
                 packed=self._packed, rows=_ROWS, lanes=lanes,
             )  # fmt: skip
         return out.view(*h.shape[:-1], self.n).to(h.dtype)
-
-    def _partial(self, rows: Tensor) -> Tensor:
-        """The products of rows of h (batch, D, size) with the values of each group:
-        (codes of all groups, batch)."""
-        values = self._values[: self._sizes[0] if self._shared else sum(self._sizes)].float()
-        if self._shared:
-            found = torch.einsum("bjs,ks->jkb", rows, values)
-        elif len(set(self._sizes)) == 1:
-            found = torch.einsum("bjs,jks->jkb", rows, values.view(self.D, -1, self.size))
-        else:
-            parts = values.split(self._sizes)
-            found = torch.cat([part @ rows[:, j].t() for j, part in enumerate(parts)])
-        return found.reshape(-1, rows.shape[0]).contiguous()
 
     def _takes(self, tensor: Tensor) -> bool:
         return tensor.device == self._codes.device and not self._of_values.requires_grad
@@ -226,23 +207,12 @@ def codes(
 
 def check(device: Any) -> None:
     """Raise an error where Triton cannot compile or run a kernel on the device."""
+    codes = torch.tensor([[0, 1], [1, 0]], dtype=torch.uint8, device=device)
     values = torch.arange(8.0, device=device).view(4, 2)
-    table = GpuTable(
-        torch.tensor([[0, 1], [1, 0]], dtype=torch.uint8, device=device),
-        values,
-        [2, 2],
-        shared=False,
-        packed=False,
-        padding_idx=None,
-    )
+    table = GpuTable(Buffers(codes, values, [2, 2], False, False, None))
     found = table.lookup(torch.tensor([1, 0], device=device))
     if found is None or found.tolist() != [[2, 3, 4, 5], [0, 1, 6, 7]]:
         raise RuntimeError("a Triton kernel gives wrong rows")
-
-
-def _running(counts: Sequence[int]) -> list[int]:
-    """0 and the sums of the first one, the first two, and so on."""
-    return functools.reduce(lambda sums, count: [*sums, sums[-1] + count], counts, [0])
 
 
 def _numbers(numbers: Sequence[int], device: Any) -> Tensor:

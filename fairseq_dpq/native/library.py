@@ -33,59 +33,37 @@ _SIGNATURES: dict[str, list[Any]] = {
 }
 
 
-class TableStruct(ctypes.Structure):
-    """dpq_table of dpq.h."""
-
-    _fields_ = [
-        *[(name, _POINTER) for name in ("codes", "values", "first", "last", "bits")],
-        *[(name, _INT64) for name in ("n", "D", "row_bytes", "value_rows", "size", "padding")],
-        *[(name, _INT32) for name in ("code_bytes", "value_type")],
-        ("step", _INT64),
-        *[(name, _INT32) for name in ("width", "checked", "largest", "smallest")],
-    ]
+def _struct(*parts: tuple[Any, str]) -> Any:
+    """A struct of dpq.h: types in its order, each with the names of its fields."""
+    fields = [(name, kind) for kind, names in parts for name in names.split()]
+    return type("Struct", (ctypes.Structure,), {"_fields_": fields})
 
 
-class TiersStruct(ctypes.Structure):
-    """dpq_tiers of dpq.h."""
-
-    _fields_ = [
-        *[(name, _POINTER) for name in ("tables", "first", "slot")],
-        *[(name, _INT64) for name in ("n", "padding")],
-        *[(name, _INT32) for name in ("count", "widened")],
-    ]
-
-
-class QueryStruct(ctypes.Structure):
-    """dpq_query of dpq.h."""
-
-    _fields_ = [
-        *[(name, _POINTER) for name in ("query", "keys", "mean", "scale", "out")],
-        *[(name, _INT64) for name in ("tokens", "stride", "D", "key_dim", "G", "K")],
-        ("stat_groups", _INT64),
-        *[(name, _INT32) for name in ("distance", "out_bytes")],
-    ]
-
-
-class SoftmaxStruct(ctypes.Structure):
-    """dpq_softmax of dpq.h."""
-
-    _fields_ = [
-        *[(name, _POINTER) for name in ("features", "direction", "offset", "values", "codes")],
-        *[(name, _POINTER) for name in ("grad", "grad_features", "grad_direction")],
-        *[(name, _POINTER) for name in ("grad_offset", "grad_values")],
-        *[(name, _INT64) for name in ("rows", "stride", "D", "features_size", "G", "K", "size")],
-    ]
-
-
-class ClustersStruct(ctypes.Structure):
-    """dpq_clusters of dpq.h."""
-
-    _fields_ = [
-        *[(name, _POINTER) for name in ("points", "centroids", "weights", "codes")],
-        *[(name, _POINTER) for name in ("error", "sums", "mass", "draws", "first")],
-        *[(name, _INT64) for name in ("n", "stride", "group_stride", "D", "size", "G", "K")],
-        ("code_bytes", _INT32),
-    ]
+TableStruct = _struct(
+    (_POINTER, "codes values first last bits"),
+    (_INT64, "n D row_bytes value_rows size padding"),
+    (_INT32, "code_bytes value_type"),
+    (_INT64, "step"),
+    (_INT32, "width checked largest smallest"),
+)
+TiersStruct = _struct(
+    (_POINTER, "tables first slot"), (_INT64, "n padding"), (_INT32, "count widened")
+)
+QueryStruct = _struct(
+    (_POINTER, "query keys mean scale out"),
+    (_INT64, "tokens stride D key_dim G K stat_groups"),
+    (_INT32, "distance out_bytes"),
+)
+SoftmaxStruct = _struct(
+    (_POINTER, "features direction offset values codes grad"),
+    (_POINTER, "grad_features grad_direction grad_offset grad_values"),
+    (_INT64, "rows stride D features_size G K size"),
+)
+ClustersStruct = _struct(
+    (_POINTER, "points centroids weights codes error sums mass draws first"),
+    (_INT64, "n stride group_stride D size G K"),
+    (_INT32, "code_bytes"),
+)
 
 
 @functools.lru_cache(maxsize=None)
@@ -94,25 +72,19 @@ def load() -> Any:
     if os.environ.get("FAIRSEQ_DPQ_NATIVE", "1") == "0":
         return None
     path = Path(__file__).resolve().parent / build.NAME
-    if not path.exists():
-        logger.info("the native library is not built: lookups use PyTorch, which is slower")
-        return None
     try:
+        if not path.exists():
+            raise OSError("it is not built")
         library = ctypes.CDLL(str(path))
         library.dpq_source_hash.restype = ctypes.c_char_p
         library.dpq_variant.restype = ctypes.c_char_p
-        found = library.dpq_source_hash().decode()
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, _INT64
+        if library.dpq_source_hash().decode() != build.source_hash():
+            raise OSError("it does not match its sources; install the package again to rebuild it")
     except (OSError, AttributeError) as error:
-        logger.info(f"the native library does not load, PyTorch is used: {error}")
-        return None
-    if found != build.source_hash():
-        logger.info(
-            "the native library does not match its sources, PyTorch is used; "
-            "install the package again to rebuild it"
-        )
+        logger.info(f"no native library, so that PyTorch is used, which is slower: {error}")
         return None
     return library
 
@@ -136,11 +108,20 @@ def gpu(device: Any) -> Any:
     return kernels
 
 
+def available() -> bool:
+    """Whether the library is built, loads and is not turned off."""
+    return load() is not None
+
+
+# torch.compile calls it once and takes the answer as given. The decorator that sets this mark,
+# torch.compiler.assume_constant_result, imports the whole compiler: a second, and 70 MB.
+available._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def describe() -> str:
     """One line about the library, for `inspect` and bug reports."""
-    library = load()
-    if library is not None:
-        return f"native library: {library.dpq_variant().decode()}"
+    if available():
+        return f"native library: {load().dpq_variant().decode()}"
     if os.environ.get("FAIRSEQ_DPQ_NATIVE", "1") == "0":
         return "native library: turned off by FAIRSEQ_DPQ_NATIVE=0"
     return "native library: not available, PyTorch is used"

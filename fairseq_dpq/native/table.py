@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fairseq_dpq.files.memory import BufferGuard
 from fairseq_dpq.native import library
-from fairseq_dpq.native.checks import aligned, check_parts, has_memory
+from fairseq_dpq.native.buffers import MOST_CODES, Buffers, aligned, has_memory
 from fairseq_dpq.tracing import is_tracing
 
 if TYPE_CHECKING:
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
 
 VALUE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _CODE_BYTES = {torch.uint8: 1, torch.int16: 2}
-_INT64, _INT32 = torch.int64, torch.int32
+_INDEX_BYTES = {torch.int64: 8, torch.int32: 4}
 _SMALL = 128  # indices for which the number of threads is not even asked: one does
-_LARGEST_CODE = 32767
 
 
 class Table(BufferGuard):
@@ -33,30 +33,18 @@ class Table(BufferGuard):
     to PyTorch.
     """
 
-    def __init__(
-        self,
-        codes: Tensor,
-        values: Tensor,
-        sizes: Sequence[int],
-        *,
-        shared: bool,
-        packed: bool,
-        padding_idx: int | None,
-    ) -> None:
+    def __init__(self, buffers: Buffers) -> None:
+        codes, values, sizes, shared, packed, padding_idx = buffers
         super().__init__(codes, values, padding_idx)
-        check_parts(codes, values, sizes, shared, packed, padding_idx)
         lib = library.load()
         assert lib is not None
         D, size = len(sizes), values.shape[1]
         # Arrays that the C struct points at live as long as this object.
         self._groups = _groups(tuple(sizes), shared)
-        first, last, bits = self._groups
+        arrays = {k: ctypes.addressof(x) for k, x in zip(("first", "last", "bits"), self._groups)}
         self._struct = library.TableStruct(
             codes=codes.data_ptr(),
             values=values.data_ptr(),
-            first=ctypes.addressof(first),
-            last=ctypes.addressof(last),
-            bits=ctypes.addressof(bits),
             n=codes.shape[0],
             D=D,
             row_bytes=codes.shape[1] * codes.element_size(),
@@ -65,6 +53,7 @@ class Table(BufferGuard):
             padding=-1 if padding_idx is None else padding_idx,
             code_bytes=0 if packed else _CODE_BYTES[codes.dtype],
             value_type=VALUE_TYPES[values.dtype],
+            **arrays,
         )
         self._address = ctypes.addressof(self._struct)
         if lib.dpq_prepare(self._address):
@@ -76,10 +65,7 @@ class Table(BufferGuard):
         """The rows of indices of any shape."""
         if self._of_values.requires_grad:
             return None
-        found = _look_up(self._lookup, self._address, self._values, self.d, indices)
-        if isinstance(found, int):
-            _raise(found, indices, self.n)
-        return found  # type: ignore[return-value]
+        return _look_up(self._lookup, self._address, self._values, self.n, self.d, indices)
 
     def logits(self, h: Tensor) -> Tensor | None:
         """h (..., d) times the transposed table: (..., n), in h's dtype, summed in float32."""
@@ -124,7 +110,7 @@ class Tiers:
         if len(first) != len(tables) + 1 or not fits or len({t.d for t in tables}) > 1:
             raise ValueError("these tables are not tiers of one table")
         n = first[-1]
-        if slot is not None and (slot.dtype is not _INT32 or slot.shape != (n,)):
+        if slot is not None and (slot.dtype is not torch.int32 or slot.shape != (n,)):
             raise ValueError(f"slot: expected {n} numbers of type int32")
         stored = {table._values.dtype for table in tables}
         widened = stored == {torch.float16} and dtype is torch.float32
@@ -160,10 +146,7 @@ class Tiers:
 
     def lookup(self, indices: Tensor) -> Tensor | None:
         """The rows of indices of any shape."""
-        found = _look_up(self._lookup, self._address, self._like, self.d, indices)
-        if isinstance(found, int):
-            _raise(found, indices, self.n)
-        return found  # type: ignore[return-value]
+        return _look_up(self._lookup, self._address, self._like, self.n, self.d, indices)
 
     def logits(self, h: Tensor) -> Tensor | None:
         """h (..., d) times the transposed table, float32, in the order of the tiers: (..., n)."""
@@ -191,17 +174,11 @@ def _states(h: Tensor, d: int) -> Tensor | None:
 
 
 def _look_up(
-    function: Any, address: int, values: Tensor, d: int, indices: Tensor
-) -> Tensor | int | None:
-    """Rows in the dtype of `values`, or the library's error code (not 0), or None where it cannot
-    serve."""
-    if indices.dtype is _INT64:
-        width = 8
-    elif indices.dtype is _INT32:
-        width = 4
-    else:
-        return None
-    if type(indices) is not Tensor or not indices.is_cpu:
+    function: Any, address: int, values: Tensor, n: int, d: int, indices: Tensor
+) -> Tensor | None:
+    """Rows (..., d) of a table of n in the dtype of `values`, or None where it cannot serve."""
+    width = _INDEX_BYTES.get(indices.dtype)
+    if width is None or type(indices) is not Tensor or not indices.is_cpu:
         return None
     try:
         if not indices.is_contiguous():
@@ -213,7 +190,9 @@ def _look_up(
         code = function(address, indices.data_ptr(), count, width, out.data_ptr(), threads)
     except RuntimeError:  # a tensor without memory of its own, as under vmap
         return None
-    return code or out
+    if code:
+        _raise(code, indices, n)
+    return out
 
 
 def _raise(code: int, indices: Tensor | None, n: int) -> None:
@@ -234,9 +213,7 @@ def _raise(code: int, indices: Tensor | None, n: int) -> None:
 def _groups(sizes: tuple[int, ...], shared: bool) -> tuple[Any, Any, Any]:
     """The first value row, the largest code and the bits of each group, as arrays of C."""
     D = len(sizes)
-    first = [0] * D
-    for j in range(1, D):
-        first[j] = 0 if shared else first[j - 1] + sizes[j - 1]
+    first = [0] * D if shared else [0, *itertools.accumulate(sizes[:-1])]
     return (
         (ctypes.c_int64 * D)(*first),
         (ctypes.c_uint16 * D)(*[s - 1 for s in sizes]),
@@ -244,34 +221,22 @@ def _groups(sizes: tuple[int, ...], shared: bool) -> tuple[Any, Any, Any]:
     )
 
 
-def table(
-    codes: Tensor,
-    values: Tensor,
-    sizes: Sequence[int],
-    *,
-    shared: bool,
-    packed: bool,
-    padding_idx: int | None,
-) -> Table | GpuTable | None:
+def table(buffers: Buffers) -> Table | GpuTable | None:
     """A table of these tensors, in main memory or on a GPU, or None where neither the library nor
     Triton can serve them."""
+    codes, values = buffers.codes, buffers.values
     if is_tracing() or type(codes) is not Tensor or type(values) is not Tensor:
         return None
-    check_parts(codes, values, sizes, shared, packed, padding_idx)
+    buffers.check()
     if codes.device != values.device or not (codes.is_contiguous() and values.is_contiguous()):
         return None
-    if values.dtype not in VALUE_TYPES or max(sizes) - 1 > _LARGEST_CODE or not values.numel():
+    if values.dtype not in VALUE_TYPES or max(buffers.sizes) > MOST_CODES or not values.numel():
         return None
-    if codes.dtype not in _CODE_BYTES or (packed and codes.dtype is not torch.uint8):
+    if codes.dtype not in _CODE_BYTES or (buffers.packed and codes.dtype is not torch.uint8):
         return None
     if not (has_memory(codes) and has_memory(values)):
         return None
-    cls: Any = None
     if codes.is_cpu:
-        cls = Table if library.load() is not None else None
-    elif codes.is_cuda:
-        kernels = library.gpu(codes.device)
-        cls = None if kernels is None else kernels.GpuTable
-    if cls is None:
-        return None
-    return cls(codes, values, sizes, shared=shared, packed=packed, padding_idx=padding_idx)
+        return Table(buffers) if library.available() else None
+    kernels = library.gpu(codes.device) if codes.is_cuda else None
+    return None if kernels is None else kernels.GpuTable(buffers)

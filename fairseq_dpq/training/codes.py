@@ -72,8 +72,6 @@ def evaluation_codes(query: Tensor, keys: Tensor, distance: Dot, stats: Stats | 
     """Codes (tokens, D), int64, that do not depend on batch shape, threads or device."""
     normalization = () if stats is None else (stats.mean, stats.scale())
     found = native.codes(query, keys, distance.name, *normalization)
-    if query.is_cuda:
-        found = native.gpu_codes(query, keys, distance, *normalization)
     return ordered_codes(query, keys, distance, stats) if found is None else found
 
 

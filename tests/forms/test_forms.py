@@ -12,8 +12,7 @@ from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.reader import read_form
 from fairseq_dpq.files.writer import write_form
 from fairseq_dpq.forms import FORMS
-from fairseq_dpq.forms.additive_codes import AdditiveEmbedding
-from fairseq_dpq.forms.additive_learning import fit_vectors
+from fairseq_dpq.forms.additive_codes import AdditiveEmbedding, fit_vectors
 from fairseq_dpq.forms.low_rank import LowRankEmbedding
 from fairseq_dpq.forms.product_codes import CompactEmbedding
 from fairseq_dpq.forms.scalar import ScalarEmbedding
@@ -142,7 +141,7 @@ def test_low_rank_is_the_best_of_its_rank() -> None:
         error = (form.dense() - table).pow(2).sum()
         torch.testing.assert_close(error, singular[rank:].pow(2).sum(), rtol=1e-3, atol=1e-6)
         assert form.formula_bits() == 32 * rank * 60 and form.saved_nbytes == 4 * rank * 60
-    with pytest.raises(ValueError, match="rank=11: must be from 1 to embedding_dim=10"):
+    with pytest.raises(ValueError, match="rank=11: must be from 1 to the embedding size 10"):
         LowRankEmbedding(50, 10, rank=11)
 
 

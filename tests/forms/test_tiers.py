@@ -14,7 +14,7 @@ from fairseq_dpq.files.writer import write_form
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.choosing_tiers import choose_tiers, tier_bytes
 from fairseq_dpq.forms.fitting import build_form
-from fairseq_dpq.forms.metric import metric_gain, quantize_in_metric
+from fairseq_dpq.forms.quantization import metric_gain, quantize_in_metric
 from fairseq_dpq.forms.tiers import TieredEmbedding, id_order
 
 N, DIM, PAD = 600, 12, 3

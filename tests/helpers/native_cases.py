@@ -44,14 +44,8 @@ def random_form(rng: random.Random, **fixed: Any) -> CompactEmbedding:
 
 
 def table_of(form: CompactEmbedding) -> native.Table:
-    table = native.table(
-        form.codes,
-        form.values,
-        form.sizes,
-        shared=form.share_subspaces,
-        packed=form.packed,
-        padding_idx=form.padding_idx,
-    )
+    how = (form.sizes, form.share_subspaces, form.packed, form.padding_idx)
+    table = native.table(native.Buffers(form.codes, form.values, *how))
     assert table is not None
     return table
 

@@ -55,7 +55,7 @@ CALLS: dict[str, tuple[Callable, dict[str, Any]]] = {
     "softmax_gradients": (native.softmax_gradients, GRADIENTS),
     "pack": (native.pack, PACK),
     "unpack": (native.unpack, UNPACK),
-    "table": (native.table, TABLE),
+    "table": (lambda **parts: native.table(native.Buffers(**parts)), TABLE),
     "nearest": (native.nearest, NEAREST),
     "centroid_sums": (native.centroid_sums, SUMS),
     "first_centroids": (native.first_centroids, FIRST),
@@ -151,7 +151,7 @@ def test_strides_do_not_matter(call: str, name: str) -> None:
 def test_tables_need_contiguous_tensors() -> None:
     for name in ("codes", "values"):
         turned = TABLE[name].t().contiguous().t()
-        assert native.table(**{**TABLE, name: turned}) is None
+        assert native.table(native.Buffers(**{**TABLE, name: turned})) is None
 
 
 def _real(dtype: torch.dtype) -> bool:
@@ -216,9 +216,6 @@ def test_other_arguments(call: str, name: str, value: Any, message: str) -> None
 
 
 def test_codes_that_a_byte_cannot_hold() -> None:
-    keys = torch.randn(1, 257, 3)
-    with pytest.raises(ValueError, match="do not fit into one byte"):
-        native.codes(torch.randn(2, 4, 3), keys, "dot", dtype=torch.uint8)
     packed = torch.zeros(9, 2, dtype=torch.uint8)
     with pytest.raises(ValueError, match="do not fit into one byte"):
         native.unpack(packed, [9], torch.uint8)
@@ -236,7 +233,7 @@ def test_a_default_device_does_not_reach_the_library() -> None:
 
 @pytest.mark.parametrize("change", ["meta", "subclass", "sparse"])
 def test_indices_and_h_that_cannot_be_read(change: str) -> None:
-    table = native.table(**TABLE)
+    table = native.table(native.Buffers(**TABLE))
     assert isinstance(table, native.Table)
     changed = LEFT_TO_PYTORCH[change]
     assert table.lookup(changed(torch.tensor([1, 2]))) is None
@@ -244,7 +241,7 @@ def test_indices_and_h_that_cannot_be_read(change: str) -> None:
 
 
 def test_indices_and_h_of_other_shapes_and_types() -> None:
-    table = native.table(**TABLE)
+    table = native.table(native.Buffers(**TABLE))
     assert isinstance(table, native.Table)
     with pytest.raises(ValueError, match="no memory"):
         table.lookup(without_storage(torch.tensor([1, 2])))

@@ -24,14 +24,8 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
 def table_of(form: CompactEmbedding) -> gpu.GpuTable:
-    return gpu.GpuTable(
-        form.codes.to(DEVICE),
-        form.values.to(DEVICE),
-        form.sizes,
-        shared=form.share_subspaces,
-        packed=form.packed,
-        padding_idx=form.padding_idx,
-    )
+    how = (form.sizes, form.share_subspaces, form.packed, form.padding_idx)
+    return gpu.GpuTable(native.Buffers(form.codes.to(DEVICE), form.values.to(DEVICE), *how))
 
 
 @pytest.mark.parametrize("seed", range(3))

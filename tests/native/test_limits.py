@@ -38,7 +38,7 @@ def test_more_than_two_to_the_31_codes(packed: bool) -> None:
     codes[rows, 0] = torch.tensor([7, 8, 9, 10, 11], dtype=torch.uint8)
     values = torch.randn(257, 4)
     values[256] = 0
-    table = native.table(codes, values, [256], shared=False, packed=packed, padding_idx=n - 2)
+    table = native.table(native.Buffers(codes, values, [256], False, packed, n - 2))
     found = table.lookup(rows)
     assert torch.equal(found, values[[7, 8, 9, 256, 11]])
     for bad in (n, -1):

@@ -85,7 +85,7 @@ def _gradients_by_definition(features, direction, offset, values, codes, grad) -
 def test_softmax_gradients_refuse_codes_out_of_range() -> None:
     codes = torch.tensor([[0], [2]])
     rest = (torch.randn(1, 2, 3), torch.randn(1, 2), torch.randn(1, 2, 3), codes)
-    with pytest.raises(ValueError, match="refuses"):
+    with pytest.raises(ValueError, match="row 1 has a code that is not below K=2"):
         native.softmax_gradients(torch.randn(2, 1, 3), *rest, torch.randn(2, 1, 3))
 
 
@@ -140,12 +140,10 @@ def test_codes_are_the_definition_bit_for_bit(seed: int) -> None:
     torch.manual_seed(seed)
     for _ in range(150):
         query, keys, distance, stats = random_query(rng)
-        kind = rng.choice([torch.uint8, torch.int16, torch.int64])
         given = () if stats is None else (stats.mean, stats.scale())
-        found = native.codes(query, keys, distance, *given, dtype=kind)
-        assert found is not None and found.dtype == kind
+        found = native.codes(query, keys, distance, *given)
         want = ordered_codes(query, keys, DISTANCES[distance], stats)
-        assert torch.equal(found.long(), want), (query.shape, keys.shape, distance)
+        assert torch.equal(found, want), (query.shape, keys.shape, distance)
 
 
 def test_codes_are_those_of_evaluation() -> None:
