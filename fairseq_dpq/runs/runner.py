@@ -103,6 +103,12 @@ class _Running:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
+    def wait(self) -> int:
+        """Wait for its end; the exit code. The guard's lock is of no use then."""
+        code = self.process.wait()
+        (self.job.folder / ".running").unlink(missing_ok=True)
+        return code
+
     @property
     def step(self) -> Step:
         return self.job.steps[len(self.facts)]
@@ -225,7 +231,7 @@ class Runner:
             for run in running:
                 run.close()
             for run in running:
-                run.process.wait()
+                run.wait()
         return self.results
 
     def _ready(self, queue: list[Job]) -> list[Job]:
@@ -278,7 +284,7 @@ class Runner:
         """A command has ended: record it and start the next one; False if the job has ended."""
         run.close()
         run.log.read()
-        job, step, code = run.job, run.step, run.process.returncode
+        job, step, code = run.job, run.step, run.wait()
         if code != 0:
             said = run.log.last_line() or "no output"
             self._write(run, FAILED, {"error": f"{step.name}: exit code {code}: {said}"})
