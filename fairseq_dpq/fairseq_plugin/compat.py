@@ -11,7 +11,6 @@ fairseq command assigns to such a default. Build configs with `TransformerConfig
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -29,6 +28,7 @@ from typing import Any, Callable
 import torch
 
 from fairseq_dpq.fairseq_plugin.patching import MARK, around, replace
+from fairseq_dpq.fairseq_plugin.saving import checkpoint_files
 from fairseq_dpq.fairseq_plugin.workers import cpu_workers, ddp_on_cpu
 from fairseq_dpq.marker import plain_globals
 
@@ -81,31 +81,6 @@ def _renames_allowed() -> bool:
     """torch 2.4 and 2.5 have the allow-list, but do not accept (object, name) pairs in it."""
     major, minor = torch.__version__.split(".")[:2]
     return (int(major), int(minor)) >= (2, 6)
-
-
-def checkpoint_copies() -> bool:
-    """fairseq copies a checkpoint onto checkpoint_last.pt and checkpoint_best.pt in place, all
-    versions.
-
-    Without it, a run that is killed meanwhile or a full disk leaves a part of a file under the name
-    that the next start loads, and the one that was there is lost.
-    """
-    from fairseq.file_io import PathManager
-
-    def copy(old: Callable, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-        if not overwrite or not PathManager.supports_rename(dst_path):
-            return old(src_path, dst_path, overwrite)
-        part = f"{dst_path}.tmp"  # as fairseq names a file that it saves
-        try:
-            done = old(src_path, part, overwrite=True)
-            if done:
-                os.replace(part, dst_path)
-        finally:
-            with contextlib.suppress(OSError):
-                os.remove(part)
-        return done
-
-    return around(PathManager, "copy", copy)
 
 
 # Data ---------------------------------------------------------------------------------------------
@@ -370,7 +345,7 @@ def _package_folder(name: str) -> str | None:
 
 PATCHES: tuple[Callable[[], bool], ...] = (
     checkpoint_loading,
-    checkpoint_copies,
+    checkpoint_files,
     numpy_names,
     last_batch,
     abort_at_exit,
