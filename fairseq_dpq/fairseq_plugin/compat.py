@@ -266,7 +266,7 @@ def fp16_overflow_on_cpu() -> bool:
 # cannot act on: a message that names the user's flags or files does not belong here.
 _NOISE: tuple[tuple[str, type, str], ...] = (
     (r"hydra\.experimental\.\w+\(\) is no longer experimental", UserWarning, r"hydra\."),
-    (r"\s*The version_base parameter is not specified", UserWarning, r"hydra\."),
+    (r"\s*The version_base parameter is not specified", UserWarning, r"(hydra|fairseq_cli)\."),
     (r"In '.*': Usage of deprecated keyword in package header", UserWarning, r"hydra\."),
     # Attributed to a frame far above hydra: the user's script, or nothing at all.
     (r"\s*'config' is validated against ConfigStore schema", UserWarning, ""),
