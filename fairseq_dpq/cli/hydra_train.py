@@ -6,12 +6,14 @@ from __future__ import annotations
 import sys
 
 from fairseq_dpq.cli.common import missing_extra
+from fairseq_dpq.fairseq_plugin.plugin import same_logging
 
 
 def cli_main() -> None:
     """Run fairseq-hydra-train; that this module was imported has loaded the plugin already."""
     try:
-        from fairseq_cli.hydra_train import cli_main as hydra_train
+        with same_logging():
+            from fairseq_cli.hydra_train import cli_main as hydra_train
     except ModuleNotFoundError as error:
         if not missing_extra(error):
             raise

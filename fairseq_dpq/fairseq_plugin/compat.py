@@ -11,7 +11,6 @@ fairseq command assigns to such a default. Build configs with `TransformerConfig
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib
 import importlib.util
 import os
@@ -28,6 +27,7 @@ import torch
 
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin.patching import around, replace
+from fairseq_dpq.fairseq_plugin.saving import checkpoint_files
 from fairseq_dpq.fairseq_plugin.workers import cpu_workers, ddp_on_cpu
 from fairseq_dpq.marker import plain_globals
 
@@ -72,31 +72,6 @@ def checkpoint_loading() -> bool:
     missing = [item for item in safe_globals() if item not in known]
     register(missing)
     return bool(missing)
-
-
-def checkpoint_copies() -> bool:
-    """fairseq copies a checkpoint onto checkpoint_last.pt and checkpoint_best.pt in place, all
-    versions.
-
-    Without it, a run that is killed meanwhile or a full disk leaves a part of a file under the name
-    that the next start loads, and the one that was there is lost.
-    """
-    from fairseq.file_io import PathManager
-
-    def copy(old: Callable, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-        if not overwrite or not PathManager.supports_rename(dst_path):
-            return old(src_path, dst_path, overwrite)
-        part = f"{dst_path}.tmp"  # as fairseq names a file that it saves
-        try:
-            done = old(src_path, part, overwrite=True)
-            if done:
-                os.replace(part, dst_path)
-        finally:
-            with contextlib.suppress(OSError):
-                os.remove(part)
-        return done
-
-    return around(PathManager, "copy", copy)
 
 
 # Data ---------------------------------------------------------------------------------------------
@@ -245,7 +220,7 @@ def fp16_on_cpu() -> bool:
 # cannot act on: a message that names the user's flags or files does not belong here.
 _NOISE: tuple[tuple[str, type, str], ...] = (
     (r"hydra\.experimental\.\w+\(\) is no longer experimental", UserWarning, r"hydra\."),
-    (r"\s*The version_base parameter is not specified", UserWarning, r"hydra\."),
+    (r"\s*The version_base parameter is not specified", UserWarning, r"(hydra|fairseq_cli)\."),
     (r"In '.*': Usage of deprecated keyword in package header", UserWarning, r"hydra\."),
     # Attributed to a frame far above hydra: the user's script, or nothing at all.
     (r"\s*'config' is validated against ConfigStore schema", UserWarning, ""),
@@ -312,7 +287,7 @@ def user_dir_again() -> bool:
 
 PATCHES: tuple[Callable[[], bool], ...] = (
     checkpoint_loading,
-    checkpoint_copies,
+    checkpoint_files,
     numpy_names,
     last_batch,
     abort_at_exit,

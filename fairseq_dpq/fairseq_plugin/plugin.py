@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 def register() -> None:
     """Apply the patches, register options and classes, attach the hooks; safe to call again."""
-    with _same_logging():
+    with same_logging():
         from fairseq_dpq.fairseq_plugin import compat, hooks, options
 
         compat.apply()
@@ -46,7 +46,7 @@ def _say_errors_plainly() -> None:
 
 
 @contextlib.contextmanager
-def _same_logging() -> Iterator[None]:
+def same_logging() -> Iterator[None]:
     """Keep the root logger unchanged: a module that fairseq imports calls `basicConfig`, which
     would print the debug messages of a program to its stderr."""
     root = logging.getLogger()

@@ -13,7 +13,7 @@ import numpy
 
 from fairseq_dpq.figures import style
 
-_LONG = 28  # characters of a name in a figure
+_LONG, _STEM = 28, 120  # characters of a name in a figure, and in that of its file
 
 
 @dataclass
@@ -32,7 +32,7 @@ def draw_figures(report: dict[str, Any], folder: Path) -> dict[str, Drawn]:
         # A name in a script that the font lacks: the SVG has it as text, in the reader's font.
         warnings.filterwarnings("ignore", message="Glyph")
         for key, title, height, draw, *what in _figures(report):
-            stem = re.sub(r"[^A-Za-z0-9]+", "-", key).strip("-").lower()
+            stem = re.sub(r"[^A-Za-z0-9]+", "-", key)[:_STEM].strip("-").lower()
             while any(stem == drawn.stem for drawn in out.values()):
                 stem += "-2"
             with style.figure((style.WIDE[0], height)) as figure:

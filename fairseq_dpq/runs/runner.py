@@ -101,6 +101,12 @@ class _Running:
         job.folder.mkdir(parents=True, exist_ok=True)
         self._start()
 
+    def wait(self) -> int:
+        """Wait for its end; the exit code. The guard's lock is of no use then."""
+        code = self.process.wait()
+        (self.job.folder / ".running").unlink(missing_ok=True)
+        return code
+
     @property
     def step(self) -> Step:
         return self.job.steps[len(self.facts)]
@@ -147,7 +153,7 @@ class _Running:
             return None
         self.close()
         self.log.read()
-        step, code = self.step, self.process.returncode
+        step, code = self.step, self.wait()
         if code != 0:
             said = self.log.last_line or "no output"
             return self._write(FAILED, {"error": f"{step.name}: exit code {code}: {said}"})
@@ -238,7 +244,7 @@ def run_jobs(
         for run in running:
             run.close()
         for run in running:
-            run.process.wait()
+            run.wait()
     return results
 
 

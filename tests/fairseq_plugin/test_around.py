@@ -178,6 +178,18 @@ def test_hydra_console_script(lm, tmp_path) -> None:
     assert "Evaluated" in out
 
 
+@pytest.mark.parametrize("sign", ["", "+"])
+def test_hydra_with_the_task_on_the_command_line(tmp_path, sign: str) -> None:
+    argv = ["task=language_modeling", f"{sign}task.dpq_K=8", "--cfg", "job"]
+    done = fsq.run(["python", "-m", "fairseq_dpq.cli.hydra_train", *argv], cwd=tmp_path)
+    assert "  _name: language_modeling\n" in done.stdout and "  dpq_K: 8\n" in done.stdout
+
+
+def test_help_of_hydra_is_help(tmp_path) -> None:
+    done = fsq.run(["python", "-m", "fairseq_dpq.cli.hydra_train", "--help"], cwd=tmp_path)
+    assert done.stdout.startswith("hydra_train is powered by Hydra.") and done.stderr == ""
+
+
 def test_stock_fairseq_refuses_a_dpq_checkpoint(lm, tmp_path) -> None:
     """Stock fairseq fails to load a DPQ checkpoint instead of loading it without its tables, and
     says what is missing. Before torch 2.6 the checkpoint itself imports the plugin."""

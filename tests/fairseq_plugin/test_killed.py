@@ -6,7 +6,6 @@ goes on with other batches than the run that was not stopped.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import resource
@@ -18,9 +17,11 @@ from pathlib import Path
 import fairseq
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 
+from fairseq_dpq.config import DPQConfigError
 from helpers import fsq
 from helpers.plugin_runs import RUN, TRANSFORMER
 from helpers.toy_checkpoints import load
@@ -41,6 +42,13 @@ TWO = f"{WARM_UP} --batch-size 6 " + (
     "--find-unused-parameters" if fairseq.__version__ == "0.12.2" else ""
 )
 SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
+
+
+def arguments(corpus: Path, where: Path, dpq: str) -> list[str]:
+    argv = [corpus, "--user-dir", fsq.USER_DIR, "--save-dir", where, *RUN, *TRANSFORMER]
+    argv += ["--max-update", UPDATES, "--save-interval-updates", 2, "--disable-validation"]
+    argv += ["--keep-interval-updates", 1, "--batch-size", 8, "--seed", 3, *dpq.split()]
+    return [str(a) for a in argv]
 
 
 def train(corpus: Path, where: Path, dpq: str, stop: tuple[int, int] | None = None) -> int:
@@ -70,10 +78,7 @@ def fork(
             return old(self, *args, **kwargs)
 
         Trainer.train_step = step  # type: ignore[method-assign]
-        argv = [corpus, "--user-dir", fsq.USER_DIR, "--save-dir", where, *RUN, *TRANSFORMER]
-        argv += ["--max-update", UPDATES, "--save-interval-updates", 2, "--disable-validation"]
-        argv += ["--keep-interval-updates", 1, "--batch-size", 8, "--seed", 3, *dpq.split()]
-        fsq.main("train", [str(a) for a in argv])
+        fsq.main("train", arguments(corpus, where, dpq))
         code = 0
     except BaseException:
         code = 9
@@ -143,7 +148,7 @@ def test_two_workers_killed_and_resumed(corpus, tmp_path, method) -> None:
 
 
 def test_a_disk_that_fills_leaves_the_last_checkpoint_good(corpus, tmp_path) -> None:
-    """A limit on file sizes stands in for the full disk."""
+    """A limit on file sizes stands in for the full disk. The error is one line."""
     dpq = METHODS["sx"]
     assert train(corpus, tmp_path / "whole", dpq) == 0
     whole = weights(tmp_path / "whole")
@@ -153,10 +158,13 @@ def test_a_disk_that_fills_leaves_the_last_checkpoint_good(corpus, tmp_path) -> 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(good) // 2, limits[1]))
     try:
-        train(corpus, where, dpq)
+        done = fsq.run(["fairseq-train", *arguments(corpus, where, dpq)], ok=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = f"fairseq_dpq: error: cannot write {where}/checkpoint_1_6.pt: File too large"
+    assert said in done.stderr and "Traceback" not in done.stdout + done.stderr
     assert (where / "checkpoint_last.pt").read_bytes() == good
+    assert not list(where.glob("*.tmp"))
     assert train(corpus, where, dpq) == 0
     for key, tensor in whole.items():
         assert torch.equal(weights(where)[key], tensor), key
@@ -171,8 +179,8 @@ def test_a_copy_that_fails_leaves_the_old_checkpoint(tmp_path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
     try:
-        with contextlib.suppress(OSError):  # iopath returns False instead
-            assert not PathManager.copy(str(new), str(last), overwrite=True)
+        with pytest.raises(DPQConfigError, match=f"cannot write {last}"):
+            PathManager.copy(str(new), str(last), overwrite=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert last.read_bytes() == b"o" * 8000
@@ -180,3 +188,21 @@ def test_a_copy_that_fails_leaves_the_old_checkpoint(tmp_path) -> None:
     assert PathManager.copy(str(new), str(last), overwrite=True)
     assert last.read_bytes() == new.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, last.name]
+
+
+def test_a_save_that_fails_is_not_tried_again_in_the_same_file(tmp_path, monkeypatch) -> None:
+    """Its second attempt would write behind the first, and the file would get its name."""
+    path, save = tmp_path / "checkpoint_last.pt", torch.save
+    torch.save({"old": 1}, path)
+
+    def fails_once(obj, file, *args, **kwargs):
+        monkeypatch.setattr(torch, "save", save)
+        file.write(b"a part of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", fails_once)
+    with pytest.raises(DPQConfigError, match=r"checkpoint_last.pt: No space left .* stay"):
+        checkpoint_utils.torch_persistent_save({"new": 1}, str(path))
+    assert torch.load(path) == {"old": 1} and os.listdir(tmp_path) == [path.name]
+    checkpoint_utils.torch_persistent_save({"new": 1}, str(path))
+    assert torch.load(path) == {"new": 1} and os.listdir(tmp_path) == [path.name]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import fairseq
@@ -125,6 +126,37 @@ def test_workers_started_by_srun(work: Path) -> None:
     command = two_workers(work, "slurm", "--max-update", "2", *LEGACY, *flags)
     start_both(work, command, [slurm(work, rank=r) for r in (0, 1)])
     assert_same_training(work, "slurm", 2)
+
+
+@pytest.mark.parametrize(("dead", "backend"), [(0, "legacy_ddp"), (1, "pytorch_ddp")])
+def test_a_worker_that_dies_ends_the_other(work: Path, dead: int, backend: str, tmp_path) -> None:
+    """Nobody watches them, as torchrun would; the kernel's lack of memory kills so."""
+    command = two_workers(work, str(tmp_path), "--max-update", "99999", "--max-epoch", "9999")
+    command += ["--log-interval", "1", "--no-save", "--ddp-backend", backend]
+    command += ["--dpq-K", "8", "--dpq-D", "4", "--dpq-embeddings", "all"]
+    if fairseq.__version__ == "0.12.2" and backend == "pytorch_ddp":
+        command.append("--find-unused-parameters")
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": fsq.free_port(), "WORLD_SIZE": "2"}
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    processes = []
+    for rank, log in enumerate(logs):
+        with log.open("w") as out:
+            own = {**os.environ, **env, "OMP_NUM_THREADS": "1", "RANK": str(rank)}
+            words = [fsq.script(command[0]), *command[1:]]
+            processes.append(subprocess.Popen(words, env=own, stdout=out, stderr=out))
+    try:
+        end = time.monotonic() + 200
+        while "num_updates=3," not in logs[0].read_text():
+            assert time.monotonic() < end and processes[0].poll() is None, logs[0].read_text()
+            time.sleep(0.1)
+        processes[dead].kill()
+        killed = time.monotonic()
+        assert processes[1 - dead].wait(60) not in (0, None), logs[1 - dead].read_text()
+        print(f"rank {1 - dead} ended after {time.monotonic() - killed:.1f} seconds")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 WORLD = "--distributed-world-size"

@@ -120,3 +120,15 @@ def test_files_of_a_report(tmp_path: Path) -> None:
     first = {path.name: path.read_bytes() for path in out.iterdir()}
     drawing.draw_figures(report, out)
     assert first == {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+    """Tables of a stranger's file may have names of any length, and the same beginning."""
+    model = load_model(save_toy(tmp_path / "a.pt", make_layer()), "a", {})
+    report = build_report([model])
+    table = report["models"][0]["tables"][0]
+    report["models"][0]["tables"] = [{**table, "path": "x" * 9000 + end} for end in "ab"]
+    drawn = drawing.draw_figures(report, tmp_path)
+    stems = [figure.stem for key, figure in drawn.items() if key.startswith("codes ")]
+    assert len(set(stems)) == 2 and all(len(stem) < 130 for stem in stems)
+    assert all((tmp_path / f"{stem}.svg").exists() for stem in stems)

@@ -114,6 +114,7 @@ def test_a_guard_that_still_ends_a_command_is_waited_for(tmp_path: Path) -> None
     os.close(handle)
     run_jobs([job(tmp_path, step("a", "pass"))])
     assert guard.poll() is not None
+    assert not (tmp_path / "one" / ".running").exists()
 
 
 def test_a_guard_that_is_killed_takes_its_command_along(tmp_path: Path) -> None:

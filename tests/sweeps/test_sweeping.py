@@ -76,6 +76,7 @@ def test_every_run_has_a_folder_and_a_line(tmp_path: Path, capsys) -> None:
         kept = json.loads((folder / "result.json").read_text())
         assert kept["status"] == rows[name]["status"]
         assert kept.get("scores", {}) == rows[name]["scores"]
+        assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
     assert "--save-dir" in rows["full"]["command"]
 
 
@@ -145,6 +146,7 @@ def test_stopped_sweep_leaves_nothing_and_goes_on(tmp_path: Path, number: int, c
     row = _results(out)["sx-K8-D4"]
     assert (row["scores"], row["attempts"], row["updates"]) == ({"ppl": 30.3}, 2, 4)
     assert row["status"] == "done" and len(_results(out)) == 3
+    assert not list(out.rglob(".*"))  # no lock of what was killed, nor of what has ended
 
 
 def test_program_that_does_not_exist_is_a_failed_run(tmp_path: Path) -> None:

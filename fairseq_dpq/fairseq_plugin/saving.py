@@ -1,0 +1,52 @@
+"""How fairseq writes checkpoints: whole, or one line of error that leaves the older ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Callable, Iterator
+
+from fairseq_dpq.fairseq_plugin.patching import around
+from fairseq_dpq.files.errors import DPQConfigError
+from fairseq_dpq.files.writer import save_state
+
+
+def checkpoint_files() -> bool:
+    """fairseq copies a checkpoint onto checkpoint_last.pt and checkpoint_best.pt in place, and tries
+    a save that failed again behind what is in the file already, all versions.
+
+    Without it, a run that is killed meanwhile or a full disk leaves a part of a file under the name
+    that the next start loads, and the one that was there is lost.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.file_io import PathManager
+
+    def copy(old: Callable, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+        if not overwrite or not PathManager.supports_rename(dst_path):
+            return old(src_path, dst_path, overwrite)
+        with _writing(dst_path) as part:
+            if not old(src_path, part, overwrite=True):
+                raise OSError("the log says why")
+            os.replace(part, dst_path)
+        return True
+
+    def save(old: Callable, obj: Any, filename: str, *args: Any, **kwargs: Any) -> None:
+        with _writing(filename):
+            old(obj, filename, *args, **kwargs)
+
+    around(checkpoint_utils, "_torch_persistent_save", lambda old, obj, f: save_state(obj, f))
+    around(checkpoint_utils, "torch_persistent_save", save)
+    return around(PathManager, "copy", copy)
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[str]:
+    part = f"{path}.tmp"  # as fairseq names a file that it saves
+    try:
+        yield part
+    except OSError as error:
+        why = error.strerror or error
+        raise DPQConfigError(f"cannot write {path}: {why}; older checkpoints stay") from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(part)
