@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from typing import Any, Iterable, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -64,13 +64,38 @@ class Built(NamedTuple):
     codes: Tensor | None = None  # (n, D)
 
 
-def state_of(tensors: Iterable[Tensor], compare: bool) -> Any:
-    """What changes when one of them does; None where nothing tells. `compare`: with their sums,
-    because writing to `.data` changes a tensor without a trace."""
-    tensors = list(tensors)
-    if any(t.is_inference() for t in tensors):
-        return None
-    state: Any = [(t.data_ptr(), t._version) for t in tensors]
-    if compare and not any(t.is_meta for t in tensors):
-        state += torch.stack([t.sum(dtype=wide_dtype(t.device)) for t in tensors]).tolist()
-    return state
+class TableCache:
+    """Holds one built table until a tensor that it comes from changes.
+
+    A table with a gradient is also dropped as soon as the gradient has been taken: its graph is
+    gone then, and the next micro-batch needs a new one.
+    """
+
+    def __init__(self) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the table."""
+        self._state: Any = None
+        self._built: Built | None = None
+
+    def get(
+        self, sources: Iterable[Tensor], build: Callable[[], Built], compare: bool = False
+    ) -> Built:
+        """The table that was kept for these sources as they are, or a new one. `compare`: by their
+        sums too, because writing to `.data` changes a tensor without a trace."""
+        sources = list(sources)
+        if any(t.is_inference() for t in sources):  # nothing tells whether they have changed
+            return build()
+        state: Any = [(t.data_ptr(), t._version) for t in sources]
+        if compare and not any(t.is_meta for t in sources):
+            state += torch.stack([t.sum(dtype=wide_dtype(t.device)) for t in sources]).tolist()
+        if self._built is None or self._state != state:
+            self._state, self._built = state, build()
+            if self._built.rows.requires_grad:
+                self._built.rows.register_hook(lambda _: self.drop())
+        return self._built
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Neither copied nor pickled: tensors with a graph could not be.
+        return {"_state": None, "_built": None}

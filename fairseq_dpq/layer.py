@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq_dpq.forms import first_form
 from fairseq_dpq.forms.base import CompactRequest, Form
 from fairseq_dpq.forms.packing import code_dtype
-from fairseq_dpq.kept import Built, PendingRegularizers, state_of
+from fairseq_dpq.kept import Built, PendingRegularizers, TableCache
 from fairseq_dpq.methods import DEFAULT_METHOD
 from fairseq_dpq.methods.base import TableUse, checked_options
 from fairseq_dpq.training.codebook import Codebook
@@ -82,7 +82,7 @@ class DPQEmbedding(nn.Module):
         self.parts = tuple(shapes)  # names of the parameters
         self.regularizers = PendingRegularizers()
         # The whole table, until a tensor that it comes from changes
-        self._kept: tuple[Any, Built] | None = None
+        self._kept = TableCache()
         self._frozen_codes: Tensor | None = None
         self.reset_parameters()
         if option_files:
@@ -257,14 +257,7 @@ class DPQEmbedding(nn.Module):
         if not (self.serves_output and gradient if self.training else not gradient):
             return self._build_table()
         compare = not self.training and self._frozen_codes is None
-        state = state_of([*self.parameters(), *self.buffers()], compare)
-        if self._kept is None or state is None or self._kept[0] != state:
-            built = self._build_table()
-            self._kept = state, built
-            if built.rows.requires_grad:
-                # Its graph is gone with the gradient, and the next micro-batch needs a new one.
-                built.rows.register_hook(lambda _: setattr(self, "_kept", None))
-        return self._kept[1]
+        return self._kept.get([*self.parameters(), *self.buffers()], self._build_table, compare)
 
     def _build_table(self) -> Built:
         rows, codes = [], []
@@ -348,7 +341,7 @@ class DPQEmbedding(nn.Module):
             self._forget_tables()
         if mode != self.training:
             self.regularizers.waiting.clear()
-            self._kept = None
+            self._kept.drop()
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> DPQEmbedding:
@@ -364,7 +357,8 @@ class DPQEmbedding(nn.Module):
         return self
 
     def _forget_tables(self) -> None:
-        self._kept = self._frozen_codes = None
+        self._frozen_codes = None
+        self._kept.drop()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._forget_tables()
@@ -374,7 +368,7 @@ class DPQEmbedding(nn.Module):
         # What belongs to one batch is neither copied nor pickled; autograd tensors could not be.
         state = self.__dict__.copy()
         state.update(trackers=copy.copy(self.trackers), regularizers=PendingRegularizers())
-        state.update(_kept=None, _frozen_codes=None)
+        state.update(_frozen_codes=None)
         return state
 
     def __prepare_scriptable__(self) -> Form:

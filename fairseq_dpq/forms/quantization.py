@@ -12,7 +12,7 @@ from fairseq_dpq.forms.base import Improvement
 from fairseq_dpq.forms.packing import code_bits, code_dtype
 from fairseq_dpq.training.codes import by_group, code_counts, evaluation_codes
 from fairseq_dpq.training.distances import DISTANCES
-from fairseq_dpq.training.initialization import Trained, cluster_table, real_rows
+from fairseq_dpq.training.initialization import Trained, real_rows
 from fairseq_dpq.training.kmeans import assign, kmeans
 
 _ROWS = 1 << 15  # rows handled at once
@@ -27,7 +27,9 @@ HIGH_ERROR = 0.25  # of a table's squared norm: more is worth a warning
 def product_quantize(trained: Trained, K: int, D: int, groups: int) -> tuple[Tensor, Tensor]:
     """Codes (n, D) and centroids (groups, K, d/D) of a table (n, d)."""
     table = trained.table
-    centroids = cluster_table(trained._replace(table=table.float()), groups, K, D)
+    rows = table.float()[trained.real]
+    points = by_group(rows.view(len(rows), D, -1), groups)
+    centroids = kmeans(points, K, seed=trained.seed, progress=trained.progress)
     codes = torch.empty(len(table), D, dtype=code_dtype(K), device=table.device)
     for rows, out in zip(table.split(_ROWS), codes.split(_ROWS)):
         parts = rows.float().view(len(rows), D, -1)
