@@ -259,6 +259,7 @@ def _claimed(model: Any, path: str, table: Table) -> EmbeddingTable:
             found.tied[name] = module
     return found
 
+
 if NAME not in auto.AUTO_QUANTIZER_MAPPING:  # it may be imported twice
     auto.register_quantization_config(NAME)(CompactConfig)
     auto.register_quantizer(NAME)(CompactQuantizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Type, TypeVar
+from typing import Sequence, Type, TypeVar
 
 from fairseq_dpq.forms import operators  # noqa: F401, registers them with torch
 from fairseq_dpq.forms.additive_codes import AdditiveEmbedding
@@ -25,9 +25,8 @@ def register_form(form: F) -> F:
     return form
 
 
-def first_form(kinds: Iterable[str]) -> type[Form]:
+def first_form(kinds: Sequence[str]) -> type[Form]:
     """The form to take out of those that can hold a table, by the order of their names."""
-    kinds = list(kinds)
     for kind in kinds:
         if kind in FORMS:
             return FORMS[kind]

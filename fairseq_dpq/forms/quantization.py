@@ -72,8 +72,7 @@ def fit_error(rows: Tensor, K: int, D: int, shared: bool, seed: int = 0) -> floa
 def better_D(
     table: Tensor, K: int, D: int, shared: bool, pad: int | None, seed: int = 0
 ) -> Improvement | None:
-    """The smallest larger D whose error on a sample is not high, or else the largest; None if there
-    is none."""
+    """The smallest larger D whose error on a sample is not high, or else the largest, if any."""
     n, d = table.shape
     real = real_rows(table, pad).nonzero().squeeze(1)
     count = max(_SAMPLE, 64 * K)  # enough rows for each centroid

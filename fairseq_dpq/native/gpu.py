@@ -161,8 +161,8 @@ class GpuTable(BufferGuard):
         if not self._takes(h):
             return None
         rows = h.detach().reshape(-1, self.D, self.size).float()
-        b = self._buffers
-        partial = products(rows, b.values[: b.value_rows].detach(), b.sizes, b.shared)
+        values = self._values[: self._buffers.value_rows]
+        partial = products(rows, values, self._buffers.sizes, self._buffers.shared)
         batch = partial.shape[1]
         out = partial.new_empty(batch, self.n)
         if out.numel():

@@ -28,9 +28,8 @@ class Table(BufferGuard):
     """Looks rows up and computes logits from codes (n, D or packed bytes) and values.
 
     It keeps their memory alive, because the library reads it. The caller asks `serves` before each
-    call, and does not call while torch is tracing. The methods return None where the library cannot
-    serve: a gradient wanted, an input on another device. The caller then falls back
-    to PyTorch.
+    call, and does not call while torch is tracing. The methods return None where PyTorch must
+    serve: a gradient is wanted, an input is on another device.
     """
 
     def __init__(self, buffers: Buffers) -> None:
