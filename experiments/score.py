@@ -65,15 +65,12 @@ def score_translations(output: Path, reference: Path, tokenized: Path | None) ->
     translations = read_translations(output)
     if tokenized is None:
         return bleu(translations, read_lines(reference), "13a")
-    running = [detokenize(_known(words)) for words in translations]
+    # Without <unk>, which sacreBLEU's tokeniser would count as three wrong words.
+    known = [[word for word in text.split(" ") if word != "<unk>"] for text in translations]
+    running = [detokenize(" ".join(words)) for words in known]
     found = bleu(running, read_lines(reference), "13a")
     own = bleu(translations, read_lines(tokenized), "none")
     return {**found, **{f"tokenised_{name}": value for name, value in own.items()}}
-
-
-def _known(words: str) -> str:
-    """Without <unk>, which sacreBLEU's tokeniser would count as three wrong words."""
-    return " ".join(word for word in words.split(" ") if word != "<unk>")
 
 
 def evaluate(metric: str, flags: Sequence[str]) -> dict[str, Any]:

@@ -72,8 +72,7 @@ def test_graph_sees_imports_of_every_kind() -> None:
     assert f"{PACKAGE}.methods.base" in GRAPH[f"{PACKAGE}.methods.low_rank"]
     assert f"{PACKAGE}.fairseq_plugin.compat" in GRAPH[f"{PACKAGE}.files.loading"]
     assert (
-        f"{PACKAGE}.fairseq_plugin.tasks.examples"
-        in GRAPH[f"{PACKAGE}.fairseq_plugin.tasks.squad"]
+        f"{PACKAGE}.fairseq_plugin.tasks.examples" in GRAPH[f"{PACKAGE}.fairseq_plugin.tasks.squad"]
     )
     assert f"{PACKAGE}.training.codebook" in GRAPH[f"{PACKAGE}.training.trackers"]
     assert "fairseq.trainer" in GRAPH[f"{PACKAGE}.fairseq_plugin.hooks"]

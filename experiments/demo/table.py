@@ -27,15 +27,15 @@ class Row:
 
 
 def measure(path: Path) -> tuple[int, int, int, float]:
-    """Of a checkpoint, without optimiser state: bytes of the source embedding and of the whole model
-    (ties count once), bytes of the full embedding, and its compression ratio by the formula."""
+    """Of a checkpoint, without optimiser state: bytes of the source embedding, of the whole model
+    (ties count once) and of the full embedding, and the compression ratio by the formula."""
     checkpoint = Checkpoint.load(path)
     record, state = checkpoint.record(), checkpoint.weights
     tensors = [value for key, value in state.items() if key.startswith(f"{EMBEDDING}.")]
     small = full = sum(t.numel() * t.element_size() for t in tensors)
     formula = 1.0
-    if record is not None:
-        table = record.tables[EMBEDDING]
+    table = None if record is None else record.tables.get(EMBEDDING)
+    if table is not None and table.options:  # trained with DPQ
         full = 4 * table.num_embeddings * table.embedding_dim
         bits = table.config.compact_bits(table.num_embeddings, table.embedding_dim)
         formula = 8 * full / bits

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# By the metric of a table or row: the flag of score.sh that names the split, and what it prints, the
-# first of these entries that is there.
+# By the metric of a table or row: the flag of score.sh that names the split, and what it prints,
+# the first of these entries that is there.
 METRICS = {
     "perplexity": ("--gen-subset", "perplexity"),
     "BLEU": ("--gen-subset", "tokenised_BLEU", "BLEU"),

@@ -210,8 +210,8 @@ def get_parser() -> argparse.ArgumentParser:
     add("table", type=str.upper, choices=TABLES)
     add("--rows", metavar="NAME", nargs="+", default=[], help="only these rows; a part of a name "
         "will do")  # fmt: skip
-    add("--scale", choices=("cpu", "paper"), default="cpu", help="cpu: what fits a small machine; paper: the "
-        "paper's sizes (default: %(default)s)")  # fmt: skip
+    add("--scale", choices=("cpu", "paper"), default="cpu", help="cpu: what fits a small machine; "
+        "paper: the paper's sizes (default: %(default)s)")  # fmt: skip
     add("--out", type=Path, help="folder (default: reproduced/SCALE)")
     add("--subset", help="split to score (default: the recipe's, test)")
     add("--dry-run", action="store_true", help="print the commands, run none")

@@ -28,7 +28,8 @@ def get_parser() -> argparse.ArgumentParser:
     add("--data", required=True, help="folder of scripts/prepare.sh squad1 or squad2")
     add("--subset", default="valid", help="split (default: %(default)s)")
     add("--predictions", type=Path, metavar="FILE",
-        help="write the answers: JSON, from id to text, as SQuAD's own script reads it")  # fmt: skip
+        help="write the answers: JSON, from id to text, as SQuAD's own script reads it"
+        )  # fmt: skip
     add("--n-best", type=int, default=20, metavar="N",
         help="spans that are compared (default: %(default)s)")  # fmt: skip
     add("--n-best-file", type=Path, metavar="FILE",

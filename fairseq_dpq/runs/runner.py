@@ -115,9 +115,10 @@ class _Running:
         folder, step = self.job.folder, self.step
         (folder / "usage.json").unlink(missing_ok=True)
         self.log = RunLog(folder / f"{step.name}.log")
-        printed = folder / f"{step.name}.json"
-        out: Any = open(printed, "wb") if step.json else contextlib.nullcontext()
-        with open(self.log.path, "ab" if step.resumes else "wb") as said, out:
+        with contextlib.ExitStack() as files:
+            said = out = files.enter_context(open(self.log.path, "ab" if step.resumes else "wb"))
+            if step.json:
+                out = files.enter_context(open(folder / f"{step.name}.json", "wb"))
             if step.resumes:
                 said.write(f"{ATTEMPT} {self.log.read().attempts + 1}\n".encode())
                 said.flush()
@@ -125,7 +126,7 @@ class _Running:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", str(_GUARD), *words],
                 stdin=subprocess.PIPE,
-                stdout=out if step.json else said,
+                stdout=out,
                 stderr=said,
                 cwd=step.cwd,
                 env={**os.environ, **self.environment, **step.environment},
@@ -260,7 +261,7 @@ def run_command(
     argv: Sequence[str] | None,
     again: Callable[[argparse.Namespace], str] = lambda args: "the same command",
 ) -> int:
-    """The `main` of a command: `work` gets its options, and the words behind `--`. Errors become one
+    """The `main` of a command: `work` gets its options, and the words behind `--`. Errors become a
     line and an exit code: 2 for bad input. SIGTERM and SIGHUP end it as Ctrl-C does."""
 
     def stop(number: int, frame: Any) -> None:

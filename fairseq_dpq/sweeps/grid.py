@@ -27,8 +27,7 @@ CHECKPOINTS = "checkpoints"
 _PACKAGE = Path(fairseq_dpq.__file__).resolve().parent
 _RECIPES = _PACKAGE.parent / "recipes"
 _TRAIN = _PACKAGE.parent / "scripts" / "train.sh"
-# Flags that the sweep sets, or that would keep it from reading results or going on; whether each
-# takes a value.
+# Flags that the sweep sets, or that keep it from going on; whether each takes a value.
 _DROPPED = {"--save-dir": True, "--log-format": True, "--log-file": True}
 _DROPPED.update({"--no-save": False, "--no-last-checkpoints": False})
 

@@ -3,7 +3,6 @@ inputs whose targets are numbers."""
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any, Sequence
 
@@ -13,8 +12,6 @@ from fairseq.data import Dictionary, FairseqDataset, data_utils
 from fairseq.tasks import FairseqTask
 
 from fairseq_dpq.config import DPQConfigError
-
-logger = logging.getLogger(__name__)
 
 
 class Examples(FairseqDataset):
@@ -71,9 +68,7 @@ class FolderTask(FairseqTask):
             raise DPQConfigError(
                 f"no {path}; scripts/prepare.sh makes such a folder (docs/datasets.md)"
             )
-        found = Dictionary.load(path)
-        logger.info("%s: %d types", path, len(found))
-        return found
+        return Dictionary.load(path)
 
     def read_split(self, part: str, split: str, dictionary: Dictionary) -> Any:
         """One part of a split."""

@@ -125,8 +125,7 @@ class SquadTask(FolderTask):
         self.dictionary.add_symbol("<mask>")  # as masked_lm has it, which pre-trained the table
 
     def max_positions(self) -> int:
-        length: int = self.cfg.tokens_per_sample
-        return length
+        return int(self.cfg.tokens_per_sample)
 
     def load_dataset(self, split: str, epoch: int = 1, **kwargs: Any) -> None:
         texts = [self.read_split(part, split, self.dictionary) for part in ("question", "context")]

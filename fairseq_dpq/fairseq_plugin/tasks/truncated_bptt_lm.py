@@ -178,8 +178,8 @@ class StatefulLanguageModelingTask(FairseqTask):
     ) -> None:
         """Load a split as one stream. Several data directories are shards of the training set,
         one per epoch in turn."""
-        paths = self._paths
-        path = paths[(epoch - 1) % len(paths)] if split.startswith("train") else paths[0]
+        shard = (epoch - 1) % len(self._paths) if split.startswith("train") else 0
+        path = self._paths[shard]
         lines = data_utils.load_indexed_dataset(
             os.path.join(path, split), self.dictionary, combine=combine
         )
