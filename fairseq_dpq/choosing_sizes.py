@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Callable, Mapping, Sequence
+from typing import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from fairseq_dpq.config import flag
+from fairseq_dpq.files.progress import bar
 from fairseq_dpq.forms.packing import code_bits, row_bytes
 from fairseq_dpq.forms.quantization import fit_error
 
@@ -32,7 +33,8 @@ class Choice:
     bytes: int
     ratio: float
     error: float | None = None  # squared, as a share of the sampled rows' squared norm
-    score: str | None = None  # what a sweep measured, in words
+    measured: float | None = None  # the score in a sweep; lower is better
+    score: str | None = None  # the same in words
     reason: str = ""
 
     @property
@@ -69,13 +71,13 @@ def all_choices(
 
 
 def reaching(choices: Sequence[Choice], most_bytes: float) -> list[Choice]:
-    """Of each K, with and without sharing, the largest D that fits."""
-    best: dict[tuple[int, bool], Choice] = {}
-    for choice in choices:
-        key = choice.K, choice.shared
-        if choice.bytes <= most_bytes and (key not in best or choice.D > best[key].D):
-            best[key] = choice
-    return list(best.values())
+    """What fits: of each K, with and without sharing, the largest D, and what a sweep measured."""
+    fits = [choice for choice in choices if choice.bytes <= most_bytes]
+    largest = {(c.K, c.shared): c for c in sorted(fits, key=lambda c: c.D)}
+    known = sorted((c for c in fits if c.measured is not None), key=lambda c: -c.bytes)
+    # What leaves half of the room unused says little, unless nothing larger was measured.
+    known = [c for c in known if c.bytes >= most_bytes / 2] or known[:1]
+    return list(dict.fromkeys([*largest.values(), *known]))
 
 
 def sample(table: Tensor, seed: int = 0) -> Tensor:
@@ -87,50 +89,33 @@ def sample(table: Tensor, seed: int = 0) -> Tensor:
     return real.float()
 
 
-def with_errors(
-    choices: Sequence[Choice], samples: Sequence[Tensor], progress: Callable[[int], None]
-) -> list[Choice]:
-    """The choices with the error over all sampled tables."""
+def with_errors(choices: Iterable[Choice], samples: Sequence[Tensor]) -> dict[Choice, Choice]:
+    """Each choice with its error over all sampled tables."""
     norms = [float(rows.double().pow(2).sum()) for rows in samples]
-    out = []
-    for choice in choices:
-        errors = (fit_error(rows, choice.K, choice.D, choice.shared) for rows in samples)
-        lost = sum(error * norm for error, norm in zip(errors, norms))
-        out.append(replace(choice, error=lost / max(sum(norms), 1e-300)))
-        progress(1)
+    out = {c: c for c in choices}
+    with bar("k-means", len(out), 1) as done:
+        for c in out:
+            errors = (fit_error(rows, c.K, c.D, c.shared) for rows in samples)
+            lost = sum(error * norm for error, norm in zip(errors, norms))
+            out[c] = replace(c, error=lost / max(sum(norms), 1e-300))
+            done.update(1)
     return out
 
 
-def ranked(
-    choices: Sequence[Choice],
-    scores: Mapping[tuple[int, int, bool], tuple[float, str]] | None = None,
-) -> list[Choice]:
-    """The best first: what a sweep measured, by its score (lower is better here, with its words);
-    then by error, in steps of a tenth above the smallest, or, where there is no table yet, by bits
-    of a symbol in the same way; then small K, which learns better than its error says and costs
-    less (figures 3 and 4 of the paper)."""
-    known = scores or {}
+def ranked(choices: Sequence[Choice]) -> list[Choice]:
+    """The best first: what a sweep measured, by its score; then by error, in steps of a tenth above
+    the smallest, or, where there is no table yet, by bits of a symbol in the same way; then small
+    K, which learns better than its error says and costs less (figures 3 and 4 of the paper)."""
     least = max(min((c.error for c in choices if c.error is not None), default=0.0), 1e-9)
     most = max((c.bits for c in choices), default=1)
 
     def key(c: Choice) -> tuple[float, ...]:
-        found = known.get((c.K, c.D, c.shared))
         above = most / c.bits if c.error is None else max(c.error, least) / least
-        return (
-            found is None,
-            found[0] if found else 0.0,
-            int(math.log(above) / math.log(_CLOSE)),
-            c.K,
-            c.shared,
-            -c.D,
-        )
+        step = int(math.log(above) / math.log(_CLOSE))
+        return c.measured is None, c.measured or 0.0, step, c.K, c.shared, -c.D
 
-    out = []
-    for place, choice in enumerate(sorted(choices, key=key)):
-        found = known.get((choice.K, choice.D, choice.shared))
-        choice = replace(choice, score=found[1] if found else None)
-        out.append(replace(choice, reason=_reason(choice, place == 0, least)))
-    return out
+    best = sorted(choices, key=key)
+    return [replace(c, reason=_reason(c, c is best[0], least)) for c in best]
 
 
 def _reason(c: Choice, first: bool, least: float) -> str:

@@ -1,11 +1,11 @@
-"""What all tools share: options, errors in one line, progress bars."""
+"""What all tools share: options, errors in one line."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import sys
-from typing import Any, Callable, Sequence
+from typing import Callable, Sequence
 
 from fairseq_dpq.files.errors import CheckpointError, DPQConfigError, printable
 
@@ -16,7 +16,6 @@ _EXTRAS = {
     "transformers": ("transformers",),
     "triton": ("triton",),
 }
-_LARGE = 50_000  # rows from which a progress bar is worth its line
 
 
 def add_common(parser: argparse.ArgumentParser, output: str = "") -> None:
@@ -104,26 +103,3 @@ def tool(
         return run(get_parser(), work, argv)
 
     return main
-
-
-class Bars:
-    """Progress bars on a terminal, one after the other, for work on large tables."""
-
-    def __init__(self, least: int = _LARGE) -> None:
-        self._bar: Any = None
-        self._least = least
-
-    def __call__(self, what: str, total: int) -> Callable[[int], None]:
-        self.close()
-        if total < self._least:
-            return lambda done: None
-        from tqdm import tqdm
-
-        # disable=None: none where stderr is not a terminal
-        self._bar = tqdm(total=total, desc=what, unit_scale=True, disable=None)
-        return self._bar.update
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from torch import Tensor
 
@@ -20,8 +19,7 @@ from fairseq_dpq.choosing_sizes import (
     sample,
     with_errors,
 )
-from fairseq_dpq.cli.common import Bars
-from fairseq_dpq.cli.text import size
+from fairseq_dpq.cli.text import print_json
 from fairseq_dpq.config import add_flags
 from fairseq_dpq.fairseq_plugin.building import tables_of_command
 from fairseq_dpq.fairseq_plugin.options import plugin_fields
@@ -34,11 +32,11 @@ from fairseq_dpq.size_report import text_table
 from fairseq_dpq.sweeps.grid import dpq_flags, without
 from fairseq_dpq.sweeps.results import choose_metric, read_results
 
-Shapes = Dict[str, Tuple[int, int]]  # rows and columns of tables, by path
+# Of each table: path, rows, columns, and a sample of its rows if it has been trained
+Tables = List[Tuple[str, int, int, Optional[Tensor]]]
 
 _SHOWN = 5
 _EMBEDDINGS = [f for f in plugin_fields() if f.name == "embeddings"]
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
@@ -61,14 +59,12 @@ def wanted(args: argparse.Namespace, words: Sequence[str]) -> bool:
 
 def parse_bytes(text: str) -> int:
     """2M is 2,000,000 bytes, 2Mi is 2,097,152."""
-    found = re.fullmatch(r"([0-9.]+)\s*([KMG]?I?)B?", text.strip().upper())
-    try:
-        number = float(found.group(1)) * _UNITS[found.group(2)] if found else 0
-    except (KeyError, ValueError):
-        number = 0
+    found = re.fullmatch(r"(\d*\.?\d+)\s*([KMG]?)(I?)B?", text.strip().upper())
+    unit = (1024 if found[3] else 1000) ** " KMG".index(found[2] or " ") if found else 0
+    number = int(float(found[1]) * unit) if found else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of bytes; try 2M or 500K")
-    return int(number)
+    return number
 
 
 def suggest(args: argparse.Namespace, words: Sequence[str]) -> None:
@@ -77,73 +73,55 @@ def suggest(args: argparse.Namespace, words: Sequence[str]) -> None:
         raise CheckpointError("give one checkpoint, or one command after --")
     if args.target_ratio is not None and not args.target_ratio > 0:
         raise CheckpointError(f"--target-ratio {args.target_ratio:g}: must be above 0; try 30")
-    shapes, samples = _of_command(words, args) if words else _of_checkpoint(args)
-    tables = list(shapes.values())
-    full = sum(4 * n * d for n, d in tables)
-    choices = all_choices(tables, (True,) if args.share_subspaces else (False, True))
-    scores = _scores(args.sweep) if args.sweep else {}
+    tables = _of_command(words, args) if words else _of_checkpoint(args)
+    shapes = [(n, d) for _, n, d, _ in tables]
+    full = sum(4 * n * d for n, d in shapes)
+    choices = all_choices(shapes, (True,) if args.share_subspaces else (False, True))
+    choices = _measured(choices, args.sweep) if args.sweep else choices
     ratios = RATIOS if args.target_ratio is None else [args.target_ratio]
     limits = [args.target_bytes] if args.target_bytes else [full / ratio for ratio in ratios]
-    fitting = {limit: _fitting(choices, scores, limit) for limit in limits}
+    fitting = {limit: reaching(choices, limit) for limit in limits}
     if not any(fitting.values()):
         least = min(choices, key=lambda c: c.bytes)
         raise CheckpointError(
-            f"no K and D reach {size(int(limits[0]))} bytes; the smallest is {size(least.bytes)} "
-            f"bytes, ratio {least.ratio:.1f}, with {least.flags()}"
+            f"no K and D reach {int(limits[0]):,} bytes; the smallest is {least.bytes:,} bytes, "
+            f"ratio {least.ratio:.1f}, with {least.flags()}"
         )
+    samples = [rows for *_, rows in tables if rows is not None]
     if samples:
-        fitting = _fit(fitting, samples)
+        known = with_errors((c for found in fitting.values() for c in found), samples)
+        fitting = {limit: [known[c] for c in found] for limit, found in fitting.items()}
     single = len(limits) == 1
     out = []
     for limit, found in fitting.items():
-        best = ranked(found, scores)[: _SHOWN if single else 1]
         lead = "" if single else f"ratio {full / limit:.0f}: "
-        out += [replace(choice, reason=lead + choice.reason) for choice in best]
+        for choice in ranked(found)[: _SHOWN if single else 1]:
+            out.append(replace(choice, reason=lead + choice.reason))
     facts: dict[str, Any] = {
         "source": "command" if words else str(args.checkpoints[0]),
         "tables": [
-            {"path": path, "num_embeddings": n, "embedding_dim": d}
-            for path, (n, d) in shapes.items()
+            {"path": path, "num_embeddings": n, "embedding_dim": d} for path, n, d, _ in tables
         ],
         "full_bytes": full,
         "choices": [{**asdict(c), "bits_per_symbol": c.bits, "flags": c.flags()} for c in out],
     }
-    print(json.dumps(facts, indent=2) if args.json else _text(facts, out))
+    if args.json:
+        return print_json(facts)
+    print(*(f"{path}: {n} x {d}" for path, n, d, _ in tables), f"full: {full:,} bytes", sep="\n")
+    print(_text(out))
 
 
-def _fitting(choices: list[Choice], scores: Any, limit: float) -> list[Choice]:
-    """What reaches the limit: the largest D of each K, and all that a sweep has measured."""
-    found = reaching(choices, limit)
-    known = [c for c in choices if (c.K, c.D, c.shared) in scores and c.bytes <= limit]
-    # What leaves half of the room unused says little, unless nothing larger was measured.
-    large = [c for c in known if c.bytes >= limit / 2]
-    known = large or sorted(known, key=lambda c: -c.bytes)[:1]
-    return list(dict.fromkeys([*found, *known]))
-
-
-def _fit(fitting: dict[float, list[Choice]], samples: list[Tensor]) -> dict[float, list[Choice]]:
-    """Each choice with its error, worked out once."""
-    different = list(dict.fromkeys(c for found in fitting.values() for c in found))
-    bars = Bars(least=1)
-    known = dict(zip(different, with_errors(different, samples, bars("k-means", len(different)))))
-    bars.close()
-    return {limit: [known[c] for c in found] for limit, found in fitting.items()}
-
-
-def _of_checkpoint(args: argparse.Namespace) -> tuple[Shapes, list[Tensor]]:
+def _of_checkpoint(args: argparse.Namespace) -> Tables:
     """The full tables of a checkpoint, and rows of each."""
     checkpoint = Checkpoint.load(args.checkpoints[0], args.trust)
-    if checkpoint.record() is not None:
-        raise CheckpointError(
-            f"{args.checkpoints[0]} has DPQ tables already; give a full checkpoint"
-        )
+    if checkpoint.record is not None:
+        raise CheckpointError(f"{checkpoint.path} has DPQ tables already; give a full checkpoint")
     paths = [found.path for found in choose_tables(checkpoint, args.embeddings)]
-    tables = {path: checkpoint.weights[f"{path}.weight"] for path in paths}
-    shapes = {path: (table.shape[0], table.shape[1]) for path, table in tables.items()}
-    return shapes, [sample(table) for table in tables.values()]
+    found = {path: checkpoint.weights[f"{path}.weight"] for path in paths}
+    return [(path, len(rows), rows.shape[1], sample(rows)) for path, rows in found.items()]
 
 
-def _of_command(words: Sequence[str], args: argparse.Namespace) -> tuple[Shapes, list[Tensor]]:
+def _of_command(words: Sequence[str], args: argparse.Namespace) -> Tables:
     """The tables of a training command; there are no rows yet."""
     if "train" not in Path(words[0]).name:
         raise CheckpointError(f"after --, give a fairseq-train command, not {words[0]}")
@@ -151,34 +129,31 @@ def _of_command(words: Sequence[str], args: argparse.Namespace) -> tuple[Shapes,
     add_flags(chosen, _EMBEDDINGS, embeddings=args.embeddings)
     embeddings = chosen.parse_known_args(words[1:])[0].embeddings
     tables = tables_of_command(without(words[1:], dpq_flags()), embeddings)
-    return {path: (n, d) for path, n, d in tables}, []
+    return [(path, n, d, None) for path, n, d in tables]
 
 
-def _scores(folder: Path) -> dict[tuple[int, int, bool], tuple[float, str]]:
-    """The best method's score at each K and D of a sweep, and its words; lower is better."""
+def _measured(choices: Sequence[Choice], folder: Path) -> list[Choice]:
+    """The choices with the best method's score at each K and D of a sweep."""
     try:
         results = read_results(folder)
         metric = choose_metric(results, None)
     except RunsError as error:
         raise CheckpointError(f"--sweep: {error}") from error
     sign = 1 if lower_is_better(metric) else -1
-    out: dict[tuple[int, int, bool], tuple[float, str]] = {}
+    best: dict[tuple[int, int, bool], tuple[float, str]] = {}
     for r in results:
         if r.method and r.done and metric in r.scores:
             score = sign * r.scores[metric], f"{metric} {r.scores[metric]:g} with {r.method}"
             key = r.K, r.D, r.shared
-            out[key] = min(score, out.get(key, score))
-    return out
+            best[key] = min(score, best.get(key, score))
+    scores = [best.get((c.K, c.D, c.shared), (None, None)) for c in choices]
+    return [replace(c, measured=x, score=text) for c, (x, text) in zip(choices, scores)]
 
 
-def _text(facts: dict[str, Any], choices: list[Choice]) -> str:
-    lines = [f"{t['path']}: {t['num_embeddings']} x {t['embedding_dim']}" for t in facts["tables"]]
-    lines.append(f"full: {size(facts['full_bytes'])} bytes")
+def _text(choices: list[Choice]) -> str:
     rows = [["flags", "bytes", "ratio", "bits/symbol", "error"]]
     for c in choices:
         error = "-" if c.error is None else f"{100 * c.error:.1f} %"
-        rows.append([c.flags(), size(c.bytes), f"{c.ratio:.1f}", str(c.bits), error])
-    table = text_table(rows).splitlines()
-    reasons = ["", *(c.reason for c in choices)]
-    lines += [f"{line}  {reason}".rstrip() for line, reason in zip(table, reasons)]
-    return "\n".join(lines)
+        rows.append([c.flags(), f"{c.bytes:,}", f"{c.ratio:.1f}", str(c.bits), error])
+    lines = zip(text_table(rows).splitlines(), ["", *(c.reason for c in choices)])
+    return "\n".join(f"{line}  {reason}".rstrip() for line, reason in lines)

@@ -3,8 +3,6 @@ model itself, and text by which the use of its tables is known."""
 
 from __future__ import annotations
 
-import logging
-from itertools import islice
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -34,20 +32,16 @@ def _dictionary(file: Path) -> Any:
         raise CheckpointError(f"--dict {file}: not a fairseq dictionary: {error}") from error
 
 
-def symbols_of(checkpoint: Checkpoint, path: str, rows: int, given: str | None) -> list[str]:
-    """The symbols of the table at `path`, from the file `given` or the checkpoint's own data."""
-    return read_dictionary(Path(given) if given else find_dictionary(checkpoint, path), path, rows)
-
-
-def read_dictionary(file: Path, path: str, rows: int) -> list[str]:
-    """The symbols of a fairseq dictionary, one for each of the table's rows."""
+def symbols_of(checkpoint: Checkpoint, path: str, rows: int, given: str | Path | None) -> list[str]:
+    """The symbols of a table, one for each row: of the dictionary `given`, or of the one in the
+    data that the checkpoint was trained with."""
+    file = Path(given) if given else find_dictionary(checkpoint, path)
     symbols = list(_dictionary(file).symbols)
-    known = len(symbols)
-    if known == rows - 1:
+    if len(symbols) == rows - 1:
         symbols.append("<mask>")  # added by the tasks of masked language models
     if len(symbols) != rows:
         raise CheckpointError(
-            f"--dict {file} has {known} symbols, {path} has {rows} rows; "
+            f"--dict {file} has {len(symbols)} symbols, {path} has {rows} rows; "
             "give the dictionary that the model was trained with, or --no-symbols"
         )
     return symbols
@@ -57,12 +51,10 @@ def find_dictionary(checkpoint: Checkpoint, path: str) -> Path:
     """The dictionary in the data that the checkpoint was trained with."""
     cfg = checkpoint.state.get("cfg")
     task: Any = get_option(cfg, "task") if cfg else checkpoint.state["args"]
-    data = get_option(task, "data")
-    given = [Path(part) for part in str(data or "").split(":") if part]
+    given = [part for part in str(get_option(task, "data") or "").split(":") if part]
     # A relative path is that of the training's folder, which is often above the checkpoint's.
     above = [Path(), *list(checkpoint.path.absolute().parents)[:2]]
-    places = [folder / part for folder in above for part in given]
-    places = list(dict.fromkeys(places))
+    places = list(dict.fromkeys(folder / part for folder in above for part in given))
     languages = [get_option(task, key) for key in ("source_lang", "target_lang")]
     if None in languages:
         languages = _guess_languages(places)
@@ -148,7 +140,6 @@ def text_use(path: Path, data: str, subset: str, tokens: int) -> dict[str, Use]:
         raise CheckpointError(f"--calibrate {data}: no such folder; name a data-bin")
     from fairseq import checkpoint_utils
 
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
     models, _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(path)], arg_overrides={"data": data}
     )
@@ -165,9 +156,8 @@ def _batches(task: Any, subset: str, tokens: int) -> Iterator[dict[str, Tensor]]
     order = task.get_batch_iterator(
         task.dataset(subset), max_tokens=_BATCH, ignore_invalid_inputs=True, seed=1
     )
-    done = 0
-    for sample in islice(order.next_epoch_itr(shuffle=True), 1 + tokens):
-        if done >= tokens:
+    for sample in order.next_epoch_itr(shuffle=True):
+        if tokens <= 0:
             return
-        done += int(sample["ntokens"])
+        tokens -= int(sample["ntokens"])
         yield sample["net_input"]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.fairseq_plugin.options import TIED_BY, choose, in_decoder
-from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes, table_keys
+from fairseq_dpq.files.checkpoint import Checkpoint, keys_of
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.record import Table, TablesRecord
+from fairseq_dpq.files.record import Table
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.model import EmbeddingTable, tables_among
 from fairseq_dpq.size_report import Change, Left
@@ -128,9 +128,10 @@ def table_facts(path: str, table: Table, form: Form) -> dict[str, Any]:
     return facts
 
 
-def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict[str, Any]]:
+def left_alone(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Tables that stay as they are, and why."""
-    taken = table_keys(checkpoint.weights, record)
+    record = checkpoint.record
+    taken = set(keys_of(checkpoint.weights, record.names() if record else ()))
     rest = {k: t for k, t in checkpoint.weights.items() if k not in taken and t.dim() == 2}
     twins = {
         f"{other}.weight": f"{found.path}.weight"
@@ -154,27 +155,22 @@ def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict
     return out
 
 
-def run_of(checkpoint: Checkpoint, record: TablesRecord) -> Any:
+def run_of(checkpoint: Checkpoint) -> Any:
     """What the checkpoints of one training have in common, and those of two hardly ever."""
     cfg = checkpoint.state.get("cfg")
     options = [("checkpoint", "save_dir"), ("common", "seed"), ("task", "data")]
-    own = [get_option(get_option(cfg, section), key) for section, key in options]
-    tables = {
-        path: (table.num_embeddings, table.embedding_dim, table.options)
-        for path, table in record.tables.items()
-    }
-    return [*map(str, own), get_option(checkpoint.model_cfg, "arch"), tables]
+    own = [str(get_option(get_option(cfg, section), key)) for section, key in options]
+    tables = checkpoint.dpq_record().tables.items()
+    shapes = {path: (*table.size[:2], table.options) for path, table in tables}
+    return [*own, get_option(checkpoint.model_cfg, "arch"), shapes]
 
 
 def model_sizes(
-    weights: Mapping[str, Tensor], record: TablesRecord, tables: Sequence[Mapping[str, Any]]
+    checkpoint: Checkpoint, tables: Sequence[Mapping[str, Any]]
 ) -> tuple[Change, Change]:
-    """The embeddings and the whole model, full and compact, given the facts of its tables.
-
-    All that is not a DPQ table counts as it is in `weights`.
-    """
-    mine = table_keys(weights, record)
-    rest = stored_bytes([tensor for key, tensor in weights.items() if key not in mine])
+    """The embeddings and the whole model, full and compact, given the facts of its tables. All
+    that is not a DPQ table counts as it is in the checkpoint."""
+    rest = checkpoint.other_bytes()
     full = sum(table["full_bytes"] for table in tables)
     small = sum(table["compact_bytes"] for table in tables)
     return Change(full, small), Change(rest + full, rest + small)

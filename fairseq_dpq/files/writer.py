@@ -39,7 +39,7 @@ def check_target(target: Path, inputs: list[Path], force: bool) -> None:
     if target.is_dir():
         raise CheckpointError(f"{target} is a directory; give the name of a file in it")
     if target.exists() and not force:
-        raise CheckpointError(f"{target} exists; use --force to replace it")
+        raise _exists(target)
     if not target.parent.is_dir():
         raise CheckpointError(f"the folder of {target} does not exist")
 
@@ -186,17 +186,18 @@ class _Guard:
 
 
 def _give_name(part: Path, target: Path, force: bool) -> None:
-    if force:
-        os.replace(part, target)
-        return
-    try:
-        os.link(part, target)  # unlike a rename, never replaces what came meanwhile
-    except FileExistsError:
-        raise CheckpointError(f"{target} exists; use --force to replace it") from None
-    except OSError:  # a file system without links
-        if target.exists():
-            raise CheckpointError(f"{target} exists; use --force to replace it") from None
-        os.replace(part, target)
+    if not force:
+        try:
+            os.link(part, target)  # unlike a rename, never replaces what came meanwhile
+            return
+        except OSError:  # it is there, or the file system has no links
+            if os.path.lexists(target):
+                raise _exists(target) from None
+    os.replace(part, target)
+
+
+def _exists(target: Path) -> CheckpointError:
+    return CheckpointError(f"{target} exists; use --force to replace it")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ import numpy
 from fairseq_dpq.files.errors import printable
 from fairseq_dpq.forms.base import Parts
 from fairseq_dpq.forms.packing import code_bits, pack_codes, row_bytes
-from fairseq_dpq.report.models import Model, Progress, TableView, silent
+from fairseq_dpq.report.models import Model, TableView
 from fairseq_dpq.report.words import nearest
 
 LIMIT = 100_000  # symbols of a table that can be searched
@@ -21,9 +21,7 @@ _PAIRS = 50_000_000  # comparisons that are made beforehand: some seconds
 _MULTIPLICATIONS = 20_000_000_000
 
 
-def search_data(
-    models: Sequence[Model], k: int = 10, progress: Progress = silent
-) -> dict[str, Any]:
+def search_data(models: Sequence[Model], k: int = 10) -> dict[str, Any]:
     """Tables by path, each with the models that have it, and the symbols of all."""
     shown = [(model, table) for model in models for table in model.tables if table.n]
     rows = min(LIMIT, max((table.n for _, table in shown), default=0))
@@ -35,7 +33,7 @@ def search_data(
         listed = None if table.symbols is None else [printable(s) for s in table.symbols[:rows]]
         words = {"total": table.n, "rows": min(rows, table.n), "symbols": listed}
         vocabularies.setdefault(key, words)
-        entry = _entry(table, min(rows, table.n), k, progress)
+        entry = _entry(table, min(rows, table.n), k)
         entry.update(name=model.name, vocabulary=list(vocabularies).index(key))
         tables.setdefault(table.path, []).append(entry)
     listed_tables = [{"path": path, "models": entries} for path, entries in tables.items()]
@@ -73,7 +71,7 @@ def _beforehand(table: TableView, rows: int) -> int:
     return min(rows, max(100, pairs // max(rows, 1)))
 
 
-def _entry(table: TableView, rows: int, k: int, progress: Progress) -> dict[str, Any]:
+def _entry(table: TableView, rows: int, k: int) -> dict[str, Any]:
     entry: dict[str, Any] = {"rows": rows, "padding": table.padding_idx}
     parts = table.parts
     if parts is not None:
@@ -85,11 +83,11 @@ def _entry(table: TableView, rows: int, k: int, progress: Progress) -> dict[str,
         entry.update(values=_base64(values), width=values.shape[1], shared=parts.shared)
     else:
         some = _beforehand(table, rows)
-        found = nearest(table, rows, range(some), k, progress)
+        ids, cosines = nearest(table, rows, range(some), k)
         entry["neighbours"] = {
             "rows": some,
-            "ids": _base64(found.ids.numpy().astype("<i4")),
-            "cosines": _base64((found.cosines * 32767).round().numpy().astype("<i2")),
+            "ids": _base64(ids.numpy().astype("<i4")),
+            "cosines": _base64((cosines * 32767).round().numpy().astype("<i2")),
         }
     return entry
 

@@ -3,13 +3,13 @@ found without holding the dense table."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor
 
-from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.report.models import Model, Progress, TableView, silent
+from fairseq_dpq.files.progress import bar
+from fairseq_dpq.report.models import Model, TableView
 
 CHOSEN = 8  # symbols, if none are given
 _ROWS = 1 << 13  # rows compared at once
@@ -20,38 +20,29 @@ _IDS = 1 << 32
 _NONE = -(1 << 62)
 
 
-class Neighbours(NamedTuple):
-    """Neighbours of m symbols: ids and cosines (m, k), best first; id -1 where there are fewer."""
-
-    ids: Tensor
-    cosines: Tensor
-
-
 @torch.no_grad()
-def nearest(
-    table: TableView, n: int, wanted: Sequence[int], k: int, progress: Progress = silent
-) -> Neighbours:
-    """The k nearest of the first n rows for each wanted one, without itself and padding."""
+def nearest(table: TableView, n: int, wanted: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
+    """The k nearest of the first n rows for each of m wanted ones, without itself and padding: ids
+    and cosines (m, k), best first; id -1 where there are fewer."""
     best = torch.full((len(wanted), k), _NONE)
     padding = -1 if table.padding_idx is None else table.padding_idx
-    done = progress(f"neighbours in {table.path}", n * -(-len(wanted) // _QUERIES))
-    for first in range(0, len(wanted), _QUERIES):
-        some = torch.tensor(list(wanted[first : first + _QUERIES]))
-        query = _unit(table.rows(some))
-        for start in range(0, n, _ROWS):
-            other = torch.arange(start, min(start + _ROWS, n))
-            cosine = (query @ _unit(table.rows(other)).t()).double()
-            # One number to sort by: the cosine first, then the lower id.
-            score = (cosine.nan_to_num() * _DIGITS).round().long() * _IDS - other
-            left_out = (some[:, None] == other) | (other == padding)
-            score[left_out] = _NONE
-            part = slice(first, first + len(some))
-            best[part] = torch.cat([best[part], score], 1).topk(k, 1).values
-            done(len(other))
+    steps = n * -(-len(wanted) // _QUERIES)
+    with bar(f"neighbours in {table.path}", steps) as done:
+        for first in range(0, len(wanted), _QUERIES):
+            part = slice(first, first + _QUERIES)
+            some = torch.tensor(list(wanted[part]))
+            query = _unit(table.rows(some))
+            for other in torch.arange(n).split(_ROWS):
+                cosine = (query @ _unit(table.rows(other)).t()).double()
+                # One number to sort by: the cosine first, then the lower id.
+                score = (cosine.nan_to_num() * _DIGITS).round().long() * _IDS - other
+                score[(some[:, None] == other) | (other == padding)] = _NONE
+                best[part] = torch.cat([best[part], score], 1).topk(k, 1).values
+                done.update(len(other))
     missing = best == _NONE
     ids = (-best) % _IDS
     cosines = ((best + ids) // _IDS).double() / _DIGITS
-    return Neighbours(ids.masked_fill(missing, -1), cosines.masked_fill(missing, 0))
+    return ids.masked_fill(missing, -1), cosines.masked_fill(missing, 0)
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -85,23 +76,12 @@ def _row(table: TableView, word: str) -> int | None:
     return table.row_of.get(word)
 
 
-def missing_words(tables: Sequence[TableView], given: Sequence[str]) -> list[str]:
-    """Given symbols that no table has; if that is all of them, an error."""
-    known = chosen_words(tables, given) if given else []
-    if given and tables and not known:
-        have = any(table.symbols is not None for table in tables)
-        hint = "" if have else "; there is no dictionary: add --dict FILE, or give row numbers"
-        raise CheckpointError(f"--words {printable(' '.join(given))}: no table has them{hint}")
-    return [word for word in given if word not in known]
-
-
 def word_facts(
     models: Sequence[Model],
     path: str,
     words: Sequence[str],
     reference: Model | None,
     k: int,
-    progress: Progress = silent,
 ) -> list[dict[str, Any]]:
     """Codes and neighbours of each word in each model that has the table."""
     out: dict[str, dict[str, Any]] = {word: {} for word in words}
@@ -111,7 +91,7 @@ def word_facts(
             continue
         places = {word: _row(table, word) for word in words}
         rows = {word: row for word, row in places.items() if row is not None}
-        found = nearest(table, table.n, list(rows.values()), k, progress)
+        found = nearest(table, table.n, list(rows.values()), k)
         for (word, row), ids, cosines in zip(rows.items(), *map(Tensor.tolist, found)):
             facts: dict[str, Any] = {"row": row}
             if table.parts is not None:

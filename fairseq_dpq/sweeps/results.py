@@ -94,7 +94,7 @@ def measure(checkpoints: Path) -> tuple[dict[str, Any], int]:
     """The sizes of a run's tables, and the updates of its warm-up, from its checkpoint."""
     files = [checkpoints / f"checkpoint_{name}.pt" for name in ("best", "last")]
     path = next((file for file in files if file.is_file()), None)
-    record = None if path is None else Checkpoint.load(path).record()
+    record = None if path is None else Checkpoint.load(path).record
     if record is None:
         return {}, 0
     full = bits = small = warmup = 0
