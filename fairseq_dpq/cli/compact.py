@@ -8,14 +8,12 @@ from pathlib import Path
 
 from fairseq_dpq.cli.common import add_common, add_exact_logits, tool
 from fairseq_dpq.cli.text import print_written
-from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
+from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.compaction import DTYPES, compact_state
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.preparing import average, has_ema, with_ema
-from fairseq_dpq.files.tables import left_alone, model_sizes
 from fairseq_dpq.files.verifying import verify
 from fairseq_dpq.files.writer import check_target, write_state
-from fairseq_dpq.size_report import Change
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -82,36 +80,29 @@ def compact(args: argparse.Namespace) -> None:
         loaded = args.verify and verify(checkpoint, written, args.trust)
 
     write_state(output, state, check, args.force)
-    small, full = model_sizes(checkpoint, tables)
-    model = Change(full.before, stored_bytes(state["model"]))
-    file = Change(checkpoint.file_bytes, output.stat().st_size)
     query = sum(table["query_bytes"] for table in tables)
     optimizer = checkpoint.optimizer_bytes()
+    given = ("values_dtype", "half", "lossless_shrink", "exact_logits", "ema")
     facts = {
         "input": [str(path) for path in inputs],
-        "output": str(output),
-        "values_dtype": args.values_dtype,
-        "half": args.half,
-        "lossless_shrink": args.lossless_shrink,
-        "exact_logits": args.exact_logits,
-        "ema": args.ema,
+        **{name: getattr(args, name) for name in given},
         "ema_left_out": ema_left,
         "verified": args.verify,
         "loaded_in_fairseq": loaded,
-        "embeddings": tables,
-        "left_alone": left_alone(checkpoint),
         "dropped": {"query": query, "optimizer": optimizer},
-        "sizes": {"embeddings": small, "model": model, "file": file},
     }
     rounded = ", rounded," if args.half or args.values_dtype != "float32" else ""
     same = f"verified: every row equals the original{rounded} bit for bit"
     ema = "left out: the EMA weights; --ema takes them instead of the last ones"
     print_written(
         args,
-        facts,
-        f": a model {model.smaller()}; {same if args.verify else 'not verified'}",
-        f"without {query:,} of queries and {optimizer:,} of optimiser state",
-        [ema] if ema_left else [],
+        checkpoint,
+        Checkpoint(output, state, output.stat().st_size),
+        tables,
+        facts=facts,
+        verdict=f"; {same if args.verify else 'not verified'}",
+        about_file=f"without {query:,} of queries and {optimizer:,} of optimiser state",
+        notes=[ema] if ema_left else [],
     )
 
 

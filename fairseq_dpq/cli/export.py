@@ -13,7 +13,6 @@ from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.compaction import DTYPES
 from fairseq_dpq.files.data import symbols_of
 from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.files.record import TablesRecord
 from fairseq_dpq.files.writer import check_target, write_form
 from fairseq_dpq.size_report import Change, size_lines
 
@@ -49,7 +48,11 @@ def export(args: argparse.Namespace) -> None:
     check_target(target, [source], args.force)
     checkpoint = Checkpoint.load(source, args.trust)
     record = checkpoint.dpq_record()
-    path = _choose(record, args.table, source)
+    names = record.names()
+    wanted = args.table or (next(iter(names)) if len(record.tables) == 1 else "is missing")
+    if wanted not in names:
+        raise CheckpointError(f"--table {wanted}: choose one of {', '.join(names)}")
+    path = names[wanted]
     table = record.tables[path]
     n, d = table.num_embeddings, table.embedding_dim
     symbols = None if args.no_symbols else symbols_of(checkpoint, path, n, args.dict)
@@ -69,19 +72,6 @@ def export(args: argparse.Namespace) -> None:
     file, note = Change(facts["bytes"], facts["bytes"]), "with symbols" if symbols else ""
     lines = size_lines(Change(4 * n * d, form.saved_nbytes), None, file, note)
     print(f"{printable(f'{target}: {path}')}, {n} x {d}", *lines, sep="\n")
-
-
-def _choose(record: TablesRecord, wanted: str | None, source: Path) -> str:
-    names = record.names()
-    if wanted is None and len(record.tables) == 1:
-        wanted = next(iter(record.tables))
-    if wanted is None:
-        raise CheckpointError(
-            f"{source} has several tables; add --table, one of {', '.join(names)}"
-        )
-    if wanted not in names:
-        raise CheckpointError(f"--table {wanted}: {source} has {', '.join(names)}")
-    return names[wanted]
 
 
 main = tool(get_parser, export)

@@ -17,7 +17,7 @@ from fairseq_dpq.cli.common import add_common, run
 from fairseq_dpq.cli.text import print_json, report
 from fairseq_dpq.config import DPQConfigError, add_flags, format_flag
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.tables import left_alone, model_sizes, run_of
+from fairseq_dpq.files.tables import left_alone, run_of
 from fairseq_dpq.methods import DEFAULT_METHOD, make_options
 from fairseq_dpq.methods.base import ProductOptions
 from fairseq_dpq.report.models import Model, TableView, load_model
@@ -92,15 +92,13 @@ def _facts(path: str, model: Model, args: argparse.Namespace) -> dict[str, Any]:
     }
     if not tables or any("error" in table for table in tables):
         return facts  # there is nothing to compress, or it cannot be
-    if checkpoint and not full:
-        embeddings, whole = model_sizes(checkpoint, tables)
-        return {**facts, "sizes": {"embeddings": embeddings, "model": whole}}
     before = sum(table["stored_bytes" if full else "full_bytes"] for table in tables)
-    after, all_bytes = sum(table["compact_bytes"] for table in tables), model.bytes["model_bytes"]
-    sizes = {"embeddings": Change(before, after)}
-    if full:
-        sizes["model"] = Change(all_bytes, all_bytes - before + after)
-    return {**facts, "sizes": sizes}
+    after = sum(table["compact_bytes"] for table in tables)
+    facts["sizes"] = {"embeddings": Change(before, after)}
+    if checkpoint is not None:
+        rest = checkpoint.other_bytes() - (before if full else 0)
+        facts["sizes"]["model"] = Change(rest + before, rest + after)
+    return facts
 
 
 def _shrunk(table: TableView, args: argparse.Namespace) -> dict[str, Any]:

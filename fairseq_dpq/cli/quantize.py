@@ -18,17 +18,15 @@ from fairseq_dpq.fairseq_plugin.options import (
     flag_fields,
     make_plugin_options,
 )
-from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
+from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.compaction import quantize_state
 from fairseq_dpq.files.data import dictionary_use, text_use
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.tables import left_alone, model_sizes
 from fairseq_dpq.files.verifying import check_written
 from fairseq_dpq.files.writer import check_target, write_state
 from fairseq_dpq.forms import DEFAULT_FORM, FORMS
 from fairseq_dpq.forms.base import FormOption
 from fairseq_dpq.forms.quantization import HIGH_ERROR
-from fairseq_dpq.size_report import Change
 
 _DECODER = {"decoder_K": "K", "decoder_D": "D"}  # the decoder's own of an option
 _FLAGS = {f.name: f for f in flag_fields()}
@@ -104,7 +102,8 @@ def _takers() -> dict[str, tuple[str, list[str]]]:
             out.setdefault(_dest(option), (option.flag, []))[1].append(kind)
     for name, keyword in _DECODER.items():
         out[name] = flag(name), out[keyword][1]
-    return out
+    by_use = [kind for kind, form in FORMS.items() if form.takes_use]
+    return {**out, "dict": ("--dict", by_use), "calibrate": ("--calibrate", by_use)}
 
 
 def _settings(args: argparse.Namespace, decoder: bool) -> dict[str, Any]:
@@ -127,10 +126,6 @@ def _check_options(args: argparse.Namespace, options: PluginOptions) -> None:
             raise CheckpointError("--dpq-K is missing; try --dpq-K 32")
         return
     args.form = args.form or DEFAULT_FORM
-    for name in ("dict", "calibrate"):
-        if getattr(args, name) is not None and not FORMS[args.form].takes_use:
-            takers = " or ".join(kind for kind, form in FORMS.items() if form.takes_use)
-            raise CheckpointError(f"--{name} needs --form {takers}")
     if args.tokens < 1:
         raise CheckpointError(f"--tokens {args.tokens}: must be 1 or more; try 20000")
     for option in FORMS[args.form].options:
@@ -177,21 +172,17 @@ def quantize(args: argparse.Namespace) -> None:
         use_of=use_of,
     )
     write_state(target, state, lambda part: check_written(state, part, args.trust), args.force)
-    new = Checkpoint(target, state, target.stat().st_size)
-    small = Change(*(sum(t[name] for t in tables) for name in ("stored_bytes", "compact_bytes")))
-    model = Change(stored_bytes(checkpoint.weights), model_sizes(new, tables)[1].after)
-    file = Change(checkpoint.file_bytes, new.file_bytes)
-    facts = {
-        "input": str(source),
-        "output": str(target),
-        "stage": "training" if args.trainable else "compact",
-        "embeddings": tables,
-        "left_alone": left_alone(new),
-        "sizes": {"embeddings": small, "model": model, "file": file},
-    }
+    stage = "training" if args.trainable else "compact"
     later = ["(embeddings and model as they will be once compact)"] if args.trainable else []
-    headline = f" ({facts['stage']} form): a model {model.smaller()}"
-    print_written(args, facts, headline, notes=[*later, *_warnings(tables, options)])
+    print_written(
+        args,
+        checkpoint,
+        Checkpoint(target, state, target.stat().st_size),
+        tables,
+        facts={"input": str(source), "stage": stage},
+        stage=f" ({stage} form)",
+        notes=[*later, *_warnings(tables, options)],
+    )
 
 
 def _warnings(tables: list[dict[str, Any]], options: PluginOptions) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, Sequence
 
 from fairseq_dpq.cli.common import add_common, tool
 from fairseq_dpq.cli.text import short_names
+from fairseq_dpq.files.data import read_dictionary
 from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.report.build import build_report
 from fairseq_dpq.report.models import join_compact, load_model
@@ -63,7 +64,9 @@ def report(args: argparse.Namespace) -> None:
         given.insert(0, args.full)
     names, paths = _named(given)
     check_folder(out, paths, args.force)
-    dictionaries = dict(_dictionary(text) for text in args.dict)
+    dictionaries = dict(map(_split, args.dict))
+    for path in dictionaries.values():
+        read_dictionary(path)
     curves = {name: read_curves(path) for name, path in zip(*_named(args.log))}
     models = [load_model(path, name, dictionaries, args.trust) for name, path in zip(names, paths)]
     reference = None if args.full is None else models[given.index(args.full)]
@@ -100,17 +103,6 @@ def _named(given: Sequence[str]) -> tuple[list[str], list[Path]]:
         twice = next(name for name in names if names.count(name) > 1)
         raise CheckpointError(f"{twice} is there twice; give names that differ: NAME=PATH")
     return names, [path for _, path in pairs]
-
-
-def _dictionary(text: str) -> tuple[str, Path]:
-    """A dictionary's table, or none, and its file."""
-    table, path = _split(text)
-    try:
-        path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise CheckpointError(f"--dict {text}: cannot be read: {reason}") from error
-    return table, path
 
 
 main = tool(get_parser, report)

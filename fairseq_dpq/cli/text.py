@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.errors import printable
-from fairseq_dpq.files.tables import could_follow
+from fairseq_dpq.files.tables import could_follow, left_alone
 from fairseq_dpq.size_report import Change, outlook, size_lines, text_table
 
 WIDTH = 100
@@ -78,23 +79,35 @@ def _left(items: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def print_written(
     args: argparse.Namespace,
-    facts: dict[str, Any],
-    headline: str,
+    origin: Checkpoint,
+    new: Checkpoint,
+    tables: list[dict[str, Any]],
+    *,
+    facts: Mapping[str, Any],
+    stage: str = "",
+    verdict: str = "",
     about_file: str = "",
     notes: Sequence[str] = (),
 ) -> None:
-    """What a tool has made of a checkpoint, as JSON or text. `headline` goes on after the name of
-    the file, `about_file` after its size."""
+    """What a tool has made of a checkpoint, as JSON or text. `facts` are the tool's own; `stage`
+    and `verdict` stand in the last line, and `about_file` beside the size of the file."""
+    full, small = (sum(table[name] for table in tables) for name in ("full_bytes", "compact_bytes"))
+    stored = sum(table.get("stored_bytes", table["full_bytes"]) for table in tables)
+    before = origin.other_bytes() + (full if origin.record else 0)
+    model = Change(before, new.other_bytes() + small)
+    file = Change(origin.file_bytes, new.file_bytes)
+    sizes = {"embeddings": Change(stored, small), "model": model, "file": file}
+    others = left_alone(new)
     if args.json:
-        return print_json(facts)
-    tables, others, sizes = facts["embeddings"], facts["left_alone"], facts["sizes"]
+        own = {"embeddings": tables, "left_alone": others, "sizes": sizes}
+        return print_json({"output": str(new.path), **facts, **own})
     rows = [list(_WRITTEN), *_rows(tables, _WRITTEN)]
     known = [column for column in zip(*rows) if set(column[1:]) != {"-"}]
     lines = [line for table in tables for line in _notes(table)] + _left(others)
     lines += [""] if lines else []
-    lines += size_lines(sizes["embeddings"], sizes["model"], sizes["file"], about_file)
-    lines += [*outlook(sizes["model"], could_follow(others, tables)), *notes, ""]
-    lines.append(f"{facts['output']}{headline}")
+    lines += size_lines(sizes["embeddings"], model, file, about_file)
+    lines += [*outlook(model, could_follow(others, tables)), *notes, ""]
+    lines.append(f"{new.path}{stage}: a model {model.smaller()}{verdict}")
     print(text_table([*zip(*known)]), "", *map(printable, lines), sep="\n")
 
 

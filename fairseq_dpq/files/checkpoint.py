@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Callable, Hashable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from fairseq_dpq.fairseq_plugin.configs import read_record
+from fairseq_dpq.fairseq_plugin.configs import get_option, read_record
 from fairseq_dpq.fairseq_plugin.validation import check_record
 from fairseq_dpq.files.errors import CheckpointError, naming
 from fairseq_dpq.files.loading import load_checkpoint
@@ -50,13 +51,10 @@ class Checkpoint:
     def model_cfg(self) -> Any:
         """The model's config: a Namespace, a dict or a DictConfig."""
         cfg = self.state.get("cfg")
-        if cfg is None or (isinstance(cfg, Mapping) and not cfg):
+        if not cfg:
             return self.state["args"]  # of fairseq 0.9 and before
-        try:
-            model = cfg["model"]
-        except (KeyError, TypeError):
-            model = None
-        if model is None or isinstance(model, (str, list, tuple, Tensor, int, float)):
+        model = get_option(cfg, "model")
+        if not isinstance(model, (Namespace, Mapping)):
             raise CheckpointError(f"{self.path} is not a fairseq checkpoint: its cfg has no model")
         return model
 

@@ -21,22 +21,23 @@ _BATCH = 2000  # tokens of a batch
 # Dictionaries -------------------------------------------------------------------------------------
 
 
-def _dictionary(file: Path) -> Any:
+def read_dictionary(file: Path) -> Any:
+    """A dictionary of fairseq."""
     from fairseq.data import Dictionary
 
     try:
         return Dictionary.load(str(file))
     except OSError as error:
         raise CheckpointError(f"--dict {file}: cannot read it: {error.strerror}") from error
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:  # fairseq raises plain ones
         raise CheckpointError(f"--dict {file}: not a fairseq dictionary: {error}") from error
 
 
 def symbols_of(checkpoint: Checkpoint, path: str, rows: int, given: str | Path | None) -> list[str]:
     """The symbols of a table, one for each row: of the dictionary `given`, or of the one in the
     data that the checkpoint was trained with."""
-    file = Path(given) if given else find_dictionary(checkpoint, path)
-    symbols = list(_dictionary(file).symbols)
+    file = Path(given or find_dictionary(checkpoint, path))
+    symbols = list(read_dictionary(file).symbols)
     if len(symbols) == rows - 1:
         symbols.append("<mask>")  # added by the tasks of masked language models
     if len(symbols) != rows:
@@ -117,7 +118,7 @@ def load_model(path: Path, task: str, changes: dict[str, Any], fix: str) -> tupl
 def dictionary_use(checkpoint: Checkpoint, path: str, rows: int, given: str | None) -> Use | None:
     """The counts of a table's dictionary; None where it has none, or is not to be found."""
     try:
-        dictionary = _dictionary(Path(given) if given else find_dictionary(checkpoint, path))
+        dictionary = read_dictionary(Path(given or find_dictionary(checkpoint, path)))
     except CheckpointError:
         if given:
             raise

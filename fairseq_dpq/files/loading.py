@@ -245,28 +245,21 @@ def _refusal(path: Path, wanted: str) -> Refused:
 
 
 def _check_state(path: Path, state: Any) -> dict[str, Any]:
+    def refuse(why: str) -> CheckpointError:
+        return CheckpointError(f"{path} is not a fairseq checkpoint: {why}")
+
     if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
-        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no 'model' entry")
+        raise refuse("it has no 'model' entry")
     weights = state["model"]
     if not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in weights.items()):
-        raise CheckpointError(f"{path} is not a fairseq checkpoint: 'model' is no table of tensors")
-    if not any(_present(state.get(key)) for key in ("cfg", "args")):
-        raise CheckpointError(
-            f"{path} is not a fairseq checkpoint: it has neither 'cfg' nor 'args', the "
-            "configuration of its model"
-        )
+        raise refuse("'model' is no table of tensors")
     for key, kinds in _KINDS.items():
         if state.get(key) is not None and not isinstance(state[key], kinds):
-            raise CheckpointError(
-                f"{path} is not a fairseq checkpoint: its {key} is of type "
-                f"{type(state[key]).__name__}"
-            )
+            raise refuse(f"its {key} is of type {type(state[key]).__name__}")
+    if not state.get("cfg") and not state.get("args"):
+        raise refuse("it has neither 'cfg' nor 'args', the configuration of its model")
     _check_sizes(path, weights)
     return state
-
-
-def _present(config: Any) -> bool:
-    return isinstance(config, Namespace) or (isinstance(config, Mapping) and len(config) > 0)
 
 
 def _check_sizes(path: Path, weights: Mapping[str, Tensor]) -> None:

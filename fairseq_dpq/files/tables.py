@@ -16,7 +16,7 @@ from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.record import Table
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.model import EmbeddingTable, tables_among
-from fairseq_dpq.size_report import Change, Left
+from fairseq_dpq.size_report import Left
 
 _POSITIONS = re.compile(r"(embed_positions|position|segment)")
 _TOKENS = re.compile(r"(^|\.)(embed_tokens|embeddings\.\d+\.0)\.weight$")
@@ -163,17 +163,6 @@ def run_of(checkpoint: Checkpoint) -> Any:
     tables = checkpoint.dpq_record().tables.items()
     shapes = {path: (*table.size[:2], table.options) for path, table in tables}
     return [*own, get_option(checkpoint.model_cfg, "arch"), shapes]
-
-
-def model_sizes(
-    checkpoint: Checkpoint, tables: Sequence[Mapping[str, Any]]
-) -> tuple[Change, Change]:
-    """The embeddings and the whole model, full and compact, given the facts of its tables. All
-    that is not a DPQ table counts as it is in the checkpoint."""
-    rest = checkpoint.other_bytes()
-    full = sum(table["full_bytes"] for table in tables)
-    small = sum(table["compact_bytes"] for table in tables)
-    return Change(full, small), Change(rest + full, rest + small)
 
 
 def could_follow(

@@ -9,7 +9,8 @@ import re
 import secrets
 import shutil
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, BinaryIO, Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -109,54 +110,53 @@ def write_form(
 
 def _create(part: Path, target: Path) -> BinaryIO:
     """Open and lock a temporary file, once those of killed runs on the same target are gone."""
-    with _folder_lock(target.parent):
-        pattern = re.compile(re.escape(f".{target.name}.") + r"\d+\.[0-9a-f]{8}\.tmp")
-        for name in os.listdir(target.parent):
-            if pattern.fullmatch(name) and not _remove_unlocked(target.parent / name):
-                raise CheckpointError(f"another run is writing {target}")
-        file = part.open("xb")
-        if fcntl is not None:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return file
-
-
-@contextlib.contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    """Between two processes, one at a time looks for temporary files and makes its own."""
-    handle = os.open(folder, os.O_RDONLY) if fcntl is not None else None
-    try:
-        if handle is not None:
-            with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _remove_unlocked(part: Path) -> bool:
-    """Remove a temporary file unless a living process holds it."""
     if fcntl is None:
-        return True
-    with contextlib.suppress(FileNotFoundError), part.open("rb+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        part.unlink()
+        return part.open("xb")
+    pattern = re.compile(re.escape(f".{target.name}.") + r"\d+\.[0-9a-f]{8}\.tmp")
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        _lock(folder, fcntl.LOCK_EX)  # one process at a time looks for such files and makes its own
+        for old in filter(pattern.fullmatch, os.listdir(target.parent)):
+            with contextlib.suppress(FileNotFoundError), (target.parent / old).open("rb+") as left:
+                if not _lock(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    raise CheckpointError(f"another run is writing {target}")
+                (target.parent / old).unlink()
+        file = part.open("xb")
+        _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+    finally:
+        os.close(folder)
+
+
+def _lock(file: Any, how: int) -> bool:
+    """Lock a file; False if a living process holds it."""
+    try:
+        fcntl.flock(file, how)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
     return True
 
 
 def save_state(state: Any, file: BinaryIO) -> None:
     """torch.save, with the operating system's own error where writing fails."""
-    guard: Any = _Guard(file)
+    errors: list[OSError] = []
+
+    def write(data: Any) -> int:
+        try:
+            return file.write(data)
+        except OSError as error:
+            errors.append(error)
+            raise
+
+    guard: Any = SimpleNamespace(write=write, flush=file.flush)
     try:
         torch.save(state, guard)
     except BaseException:
         # torch's writer covers the first error up with complaints about its own position
-        if guard.error is not None:
-            raise guard.error from None
+        if errors:
+            raise errors[0] from None
         raise
 
 
@@ -165,24 +165,6 @@ def write_state(
 ) -> None:
     """Write a checkpoint, as `write_whole` does."""
     write_whole(target, lambda file: save_state(state, file), check, force)
-
-
-class _Guard:
-    """A file that remembers why it could not be written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = self.error or error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
 
 
 def _give_name(part: Path, target: Path, force: bool) -> None:
