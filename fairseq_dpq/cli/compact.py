@@ -9,10 +9,9 @@ from pathlib import Path
 from fairseq_dpq.cli.common import add_common, add_exact_logits, tool
 from fairseq_dpq.cli.text import print_written
 from fairseq_dpq.files.checkpoint import Checkpoint
-from fairseq_dpq.files.compaction import DTYPES, compact_state
+from fairseq_dpq.files.compaction import DTYPES, compact_state, verify
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.preparing import average, has_ema, with_ema
-from fairseq_dpq.files.verifying import verify
 from fairseq_dpq.files.writer import check_target, write_state
 
 
@@ -73,13 +72,11 @@ def compact(args: argparse.Namespace) -> None:
         shrink=args.lossless_shrink,
         exact_logits=args.exact_logits,
     )
-    loaded = False
 
-    def check(written: Path) -> None:
-        nonlocal loaded
-        loaded = args.verify and verify(checkpoint, written, args.trust)
+    def check(written: Path) -> bool:
+        return args.verify and verify(checkpoint, written, args.trust)
 
-    write_state(output, state, check, args.force)
+    loaded = write_state(output, state, check, args.force)
     query = sum(table["query_bytes"] for table in tables)
     optimizer = checkpoint.optimizer_bytes()
     given = ("values_dtype", "half", "lossless_shrink", "exact_logits", "ema")

@@ -6,24 +6,23 @@ import argparse
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from fairseq_dpq import native
-from fairseq_dpq.choosing_sizes import compact_bytes
 from fairseq_dpq.cli import suggest
-from fairseq_dpq.cli.common import add_common, run
+from fairseq_dpq.cli.common import add_common, tool
 from fairseq_dpq.cli.text import print_json, report
 from fairseq_dpq.config import DPQConfigError, add_flags, format_flag
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.tables import left_alone, run_of
 from fairseq_dpq.methods import DEFAULT_METHOD, make_options
 from fairseq_dpq.methods.base import ProductOptions
+from fairseq_dpq.report.build import code_change
 from fairseq_dpq.report.models import Model, TableView, load_model
-from fairseq_dpq.report.numbers import code_change
 from fairseq_dpq.size_report import Change
-from fairseq_dpq.sizes import DEFAULT_K, bits_note, default_D
+from fairseq_dpq.sizes import DEFAULT_K, bits_note, compact_bytes, default_D
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -42,10 +41,10 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def inspect(args: argparse.Namespace, words: Sequence[str] = ()) -> None:
-    """Do what the command line asks for; `words` are a training command."""
-    if suggest.wanted(args, words):
-        return suggest.suggest(args, words)
+def inspect(args: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    if suggest.wanted(args):
+        return suggest.suggest(args)
     if not args.checkpoints:
         raise CheckpointError("give a checkpoint, or a command after --")
     out = []
@@ -54,8 +53,10 @@ def inspect(args: argparse.Namespace, words: Sequence[str] = ()) -> None:
     for path in args.checkpoints:
         model = load_model(Path(path), trust=args.trust)
         facts = _facts(path, model, args)
-        codes = {table.path: table.codes for table in model.tables if _comparable(table)}
-        this_run = run_of(model.checkpoint) if codes and model.checkpoint else None
+        codes, this_run = {}, None
+        if model.checkpoint is not None and model.kind != "full":
+            codes = {table.path: table.codes for table in model.tables if _comparable(table)}
+            this_run = run_of(model.checkpoint)
         if before and codes and this_run != last_run:
             facts["other_run"], before = True, {}
         for own in facts["embeddings"]:
@@ -107,8 +108,8 @@ def _shrunk(table: TableView, args: argparse.Namespace) -> dict[str, Any]:
     options = {"K": K, "D": D, "share_subspaces": args.share_subspaces}
     facts = {**table.facts, "D": D, "description": f"full, at K={K} D={D}"}
     facts["notes"] = [note] if note else []
+    config = make_options(DEFAULT_METHOD, options)
     try:
-        config = make_options(DEFAULT_METHOD, options)
         config.validate(table.d, format_flag)
     except DPQConfigError as error:
         return {**facts, "error": str(error)}
@@ -117,12 +118,7 @@ def _shrunk(table: TableView, args: argparse.Namespace) -> dict[str, Any]:
     return {**facts, "formula_cr": config.compression_ratio(table.n, table.d)}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; the exit code."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    at = given.index("--") if "--" in given else len(given)
-    return run(get_parser(), lambda args: inspect(args, given[at + 1 :]), given[:at])
-
+main = tool(get_parser, inspect, command=True)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,10 +19,9 @@ from fairseq_dpq.fairseq_plugin.options import (
     make_plugin_options,
 )
 from fairseq_dpq.files.checkpoint import Checkpoint
-from fairseq_dpq.files.compaction import quantize_state
+from fairseq_dpq.files.compaction import check_written, quantize_state
 from fairseq_dpq.files.data import dictionary_use, text_use
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.verifying import check_written
 from fairseq_dpq.files.writer import check_target, write_state
 from fairseq_dpq.forms import DEFAULT_FORM, FORMS
 from fairseq_dpq.forms.base import FormOption

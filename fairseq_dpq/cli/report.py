@@ -16,7 +16,7 @@ from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.report.build import build_report
 from fairseq_dpq.report.models import join_compact, load_model
 from fairseq_dpq.report.page import PAGE, check_folder, write_report
-from fairseq_dpq.report.search import search_data
+from fairseq_dpq.report.words import search_data
 from fairseq_dpq.runs.logs import read_curves
 
 

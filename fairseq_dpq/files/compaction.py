@@ -1,9 +1,11 @@
 """New checkpoints of old ones: trained tables in the form that inference uses, full tables in a
-stored form or as a start of DPQ training."""
+stored form or as a start of DPQ training. What was written is reloaded and compared with what it
+was made of."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Callable, Mapping
 
 import torch
@@ -12,13 +14,14 @@ from torch import Tensor
 from fairseq_dpq.any_model.calibration import Use
 from fairseq_dpq.any_model.compress import check_weight, knowledge, make_form, make_layer
 from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.fairseq_plugin.building import loads_in_fairseq
 from fairseq_dpq.fairseq_plugin.configs import set_options, write_record
 from fairseq_dpq.fairseq_plugin.options import PluginOptions, decoder_only
 from fairseq_dpq.files.checkpoint import Checkpoint, each_once, keys_of, separate, stored_bytes
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.memory import tensors_crc32
 from fairseq_dpq.files.preparing import upgraded_cfg, upgraded_names
-from fairseq_dpq.files.progress import steps
+from fairseq_dpq.files.progress import bar, steps
 from fairseq_dpq.files.record import EXACT_KEY, Table, TablesRecord
 from fairseq_dpq.files.tables import choose_tables, table_facts
 from fairseq_dpq.forms import DEFAULT_FORM, FORMS
@@ -30,6 +33,7 @@ from fairseq_dpq.methods.base import TableUse
 from fairseq_dpq.model import EmbeddingTable
 from fairseq_dpq.sizes import default_D
 
+_ROWS = 1 << 11  # rows compared at once: a few MB, so that they stay in cache
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -195,3 +199,81 @@ def _check_range(
             f"{checkpoint.path}: {key} reaches {largest:g}, beyond {flag} float16's {limit:g}; "
             f"{better}"
         )
+
+
+# Verification -------------------------------------------------------------------------------------
+
+
+def check_written(state: dict[str, Any], written: Path, trust: bool = False) -> None:
+    """Reload a written checkpoint, in fairseq too where it can, and compare every tensor with what
+    should be there."""
+    copy = _reload(written, trust)
+    same = list(copy.weights) == list(state["model"]) and all(
+        torch.equal(tensor, state["model"][key]) for key, tensor in copy.weights.items()
+    )
+    if not same:
+        raise CheckpointError("verification failed: the written file differs from what was made")
+    if not trust:
+        loads_in_fairseq(written, copy.state.get("cfg"))
+
+
+def verify(origin: Checkpoint, written: Path, trust: bool = False) -> bool:
+    """Reload a compact checkpoint and compare it with the training checkpoint, bit for bit.
+
+    Whether fairseq has loaded it too, which takes the model's data; if it cannot, that is an error.
+
+    Every row of every table is compared with what the training form gives in `eval()`, and every
+    other tensor with its origin; float16 and bfloat16 with the rounded original. That all names of
+    a table have the same tensors is part of every load.
+    """
+    copy = _reload(written, trust)
+    record = copy.dpq_record()
+    if record.stage != "compact" or list(origin.dpq_record().tables) != list(record.tables):
+        raise _differs("the record of its tables")
+    for path in record.tables:
+        _compare_rows(path, origin.layer(path), copy.form(path))
+    inside = tuple(f"{name}." for name in record.names())
+    for key in {**origin.weights, **copy.weights}:
+        ours, theirs = copy.weights.get(key), origin.weights.get(key)
+        if key.startswith(inside):
+            continue
+        if ours is None or theirs is None or not _same_bits(ours, theirs.to(ours.dtype)):
+            raise _differs(key)
+    # What only --trust can load, fairseq refuses.
+    return not trust and loads_in_fairseq(written, copy.state.get("cfg"))
+
+
+def _reload(written: Path, trust: bool) -> Checkpoint:
+    copy = Checkpoint.load(written, trust)
+    try:
+        copy.dpq_record()
+    except CheckpointError as error:
+        raise CheckpointError(f"verification failed: {error}") from error
+    return copy
+
+
+def _compare_rows(path: str, layer: DPQEmbedding, form: Form) -> None:
+    dtype = form(torch.zeros(0, dtype=torch.int64)).dtype
+    rounded = form.computes_rows and dtype != torch.float32
+    source = layer.compact(packed=True, dtype=dtype) if rounded else layer
+    step = max(1, _ROWS * 1024 // max(1024, layer.embedding_dim))
+    with torch.no_grad(), bar(f"verify {path}", layer.num_embeddings) as done:
+        for rows in torch.arange(layer.num_embeddings).split(step):
+            if not _same_bits(form(rows), source(rows).to(dtype)):
+                raise _differs(f"a row of {path} between {int(rows[0])} and {int(rows[-1])}")
+            done.update(len(rows))
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equality that tells 0.0 from -0.0 and takes NaN for equal to itself."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(a.element_size(), a.dtype)
+    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
+
+
+def _differs(what: str) -> CheckpointError:
+    return CheckpointError(
+        f"verification failed: {what} differs from the training checkpoint; nothing was written. "
+        "Please report this."
+    )

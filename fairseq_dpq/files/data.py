@@ -98,21 +98,23 @@ def load_model(path: Path, task: str, changes: dict[str, Any], fix: str) -> tupl
             f"no folder {data}, where the checkpoint's dictionaries were; name it by --data"
         )
     del state  # fairseq reads the file itself; one copy in memory is enough
+    return _load_model(path, changes, f"{data}; name the folder that it was trained on by --data")
+
+
+def _load_model(path: Path, changes: dict[str, Any], data: str) -> tuple[Any, Any]:
+    """(model, task) as fairseq loads them; `data` is where dictionaries come from, in words."""
     from fairseq import checkpoint_utils
 
     try:
-        models, _, loaded = checkpoint_utils.load_model_ensemble_and_task(
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides=changes
         )
     except RuntimeError as error:
         if "loading state_dict" not in str(error):
             raise
         what = str(error).split("\n", 1)[-1].strip()
-        raise CheckpointError(
-            f"{path} does not fit the dictionaries in {data}; name the folder that it was trained "
-            f"on by --data ({what})"
-        ) from error
-    return models[0], loaded
+        raise CheckpointError(f"{path} does not fit the dictionaries in {data} ({what})") from error
+    return models[0], task
 
 
 def dictionary_use(checkpoint: Checkpoint, path: str, rows: int, given: str | None) -> Use | None:
@@ -139,17 +141,13 @@ def text_use(path: Path, data: str, subset: str, tokens: int) -> dict[str, Use]:
     """How a model uses its tables on `tokens` tokens of a data-bin, by path."""
     if not Path(data).is_dir():
         raise CheckpointError(f"--calibrate {data}: no such folder; name a data-bin")
-    from fairseq import checkpoint_utils
-
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(path)], arg_overrides={"data": data}
-    )
+    model, task = _load_model(path, {"data": data}, f"--calibrate {data}")
     try:
         task.load_dataset(subset)
     except (FileNotFoundError, StopIteration) as error:
         raise CheckpointError(f"--calibrate {data}: no --subset {subset} there") from error
-    tables = find_tables(models[0])
-    uses = calibrate(models[0], tables, _batches(task, subset, tokens))
+    tables = find_tables(model)
+    uses = calibrate(model, tables, _batches(task, subset, tokens))
     return {path: use for table, use in zip(tables, uses) for path in table.paths}
 
 

@@ -61,10 +61,6 @@ _BLOCK = 1 << 20  # bytes read at once
 _SPARE = 64 << 20  # bytes that a small file may take too
 
 
-class Refused(CheckpointError):
-    """A pickle that wants more than data."""
-
-
 def load_checkpoint(path: str | Path, trust: bool = False) -> dict[str, Any]:
     """The state of a fairseq checkpoint; with `trust`, code in the file may run."""
     path = Path(path)
@@ -188,7 +184,7 @@ def _load_safely(path: Path, mapped: bool) -> Any:
     import takes two seconds."""
     try:
         return _load(path, plain_globals(), mapped)
-    except (pickle.UnpicklingError, Refused) as error:
+    except (pickle.UnpicklingError, CheckpointError) as error:
         if not re.search(r"(GLOBAL|wants) (fairseq|omegaconf)\.", str(error)):
             raise
     from fairseq_dpq.fairseq_plugin import compat
@@ -237,8 +233,8 @@ def _restricted(path: Path, allowed: list[Any]) -> Any:
     return types.SimpleNamespace(**{**vars(pickle), **names})
 
 
-def _refusal(path: Path, wanted: str) -> Refused:
-    return Refused(
+def _refusal(path: Path, wanted: str) -> CheckpointError:
+    return CheckpointError(
         f"{path} was refused: its pickle wants {wanted}, which is not data and could run code; "
         "if you know where the file comes from, use --trust"
     )

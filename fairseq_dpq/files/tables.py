@@ -61,15 +61,11 @@ def token_tables(weights: Mapping[str, Tensor], cfg: Any) -> list[EmbeddingTable
 
 def choose_tables(checkpoint: Checkpoint, wanted: str) -> list[EmbeddingTable]:
     """The full tables that the words of --dpq-embeddings select."""
-    tables = [
-        found
-        for found in token_tables(checkpoint.weights, checkpoint.model_cfg)
-        if found.path.split(".")[-1] == "embed_tokens"
-    ]
+    found = token_tables(checkpoint.weights, checkpoint.model_cfg)
+    tables = [table for table in found if table.path.split(".")[-1] == "embed_tokens"]
     if not tables:
         raise CheckpointError(f"{checkpoint.path} has no token embedding (embed_tokens.weight)")
-    paths = [found.paths for found in tables]
-    return [tables[i] for i in choose(paths, wanted)]
+    return [tables[i] for i in choose([table.paths for table in tables], wanted)]
 
 
 def _flags_tie(cfg: Any, table: str, other: str) -> bool:
@@ -170,14 +166,12 @@ def could_follow(
 ) -> list[Left]:
     """The tables and output layers among what was left alone that could be compressed too, at the
     ratio that the first table has."""
-    ratio = tables[0]["measured_cr"] if tables else 1.0
-    out = []
-    for item in left:
-        if item["kind"] == "table":
-            small = int(item["bytes"] / max(ratio, 1))
-            out.append(Left(item["name"], item["bytes"], small, "--dpq-embeddings all"))
+    ratio = max(tables[0]["measured_cr"], 1) if tables else 1
+    full = [item for item in left if item["kind"] == "table"]
     shapes = [(table["num_embeddings"], table["embedding_dim"]) for table in tables]
-    shapes += [tuple(item["shape"]) for item in left if item["kind"] == "table"]
+    shapes += [tuple(item["shape"]) for item in full]
+    how = "--dpq-embeddings all"
+    out = [Left(item["name"], item["bytes"], int(item["bytes"] / ratio), how) for item in full]
     for item in left:
         if item["kind"] == "output" and tuple(item["shape"]) in shapes:
             layer = item["name"].rsplit(".", 2)[-2]

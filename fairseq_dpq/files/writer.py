@@ -48,10 +48,11 @@ def check_target(target: Path, inputs: list[Path], force: bool) -> None:
 def write_whole(
     target: Path,
     write: Callable[[BinaryIO], Any],
-    check: Callable[[Path], None] | None = None,
+    check: Callable[[Path], Any] | None = None,
     force: bool = False,
-) -> None:
-    """Write a temporary file beside `target`, fsync, `check` it, and only then give it its name.
+) -> Any:
+    """Write a temporary file beside `target`, fsync, `check` it, and only then give it its name;
+    returns what `check` did.
 
     The temporary file is locked as long as its process lives: the next run can tell what a killed
     one has left from what another is writing.
@@ -63,8 +64,7 @@ def write_whole(
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-                if check is not None:
-                    check(part)
+                checked = None if check is None else check(part)
                 _give_name(part, target, force)
         except OSError as error:
             raise _explain(target, error) from error
@@ -72,6 +72,7 @@ def write_whole(
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
     _sync_folder(target.parent)
+    return checked
 
 
 def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], meta: dict[str, str]) -> None:
@@ -105,7 +106,7 @@ def write_form(
     if symbols is not None:
         tensors[SYMBOLS] = symbols_tensor(symbols)
     meta = metadata(name, table_config(form), tensors)
-    write_whole(target, lambda file: write_tensors(file, tensors, meta), None, force)
+    write_whole(target, lambda file: write_tensors(file, tensors, meta), force=force)
 
 
 def _create(part: Path, target: Path) -> BinaryIO:
@@ -113,30 +114,24 @@ def _create(part: Path, target: Path) -> BinaryIO:
     if fcntl is None:
         return part.open("xb")
     pattern = re.compile(re.escape(f".{target.name}.") + r"\d+\.[0-9a-f]{8}\.tmp")
+    at_once = fcntl.LOCK_EX | fcntl.LOCK_NB
     folder = os.open(target.parent, os.O_RDONLY)
     try:
-        _lock(folder, fcntl.LOCK_EX)  # one process at a time looks for such files and makes its own
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(folder, fcntl.LOCK_EX)  # one process at a time looks and makes its own
         for old in filter(pattern.fullmatch, os.listdir(target.parent)):
             with contextlib.suppress(FileNotFoundError), (target.parent / old).open("rb+") as left:
-                if not _lock(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                    raise CheckpointError(f"another run is writing {target}")
+                try:
+                    fcntl.flock(left, at_once)
+                except BlockingIOError:
+                    raise CheckpointError(f"another run is writing {target}") from None
                 (target.parent / old).unlink()
         file = part.open("xb")
-        _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, at_once)
         return file
     finally:
         os.close(folder)
-
-
-def _lock(file: Any, how: int) -> bool:
-    """Lock a file; False if a living process holds it."""
-    try:
-        fcntl.flock(file, how)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True
 
 
 def save_state(state: Any, file: BinaryIO) -> None:
@@ -160,11 +155,9 @@ def save_state(state: Any, file: BinaryIO) -> None:
         raise
 
 
-def write_state(
-    target: Path, state: Any, check: Callable[[Path], None] | None = None, force: bool = False
-) -> None:
+def write_state(target: Path, state: Any, check: Callable[[Path], Any], force: bool = False) -> Any:
     """Write a checkpoint, as `write_whole` does."""
-    write_whole(target, lambda file: save_state(state, file), check, force)
+    return write_whole(target, lambda file: save_state(state, file), check, force)
 
 
 def _give_name(part: Path, target: Path, force: bool) -> None:

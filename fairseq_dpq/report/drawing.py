@@ -47,13 +47,13 @@ def _figures(report: dict[str, Any]) -> Iterator[Any]:
             height = min(6.0, max(2.2, 1.2 + 0.11 * table["D"]))
             yield f"codes {model['name']} {table['path']}", height, code_map, table
     far = [(m, t) for m, t in tables if (t.get("distances") or {}).get("measured")]
+    order = [model["name"] for model in models]
     if far:
-        yield "distances", 2.4 * math.ceil(len(far) / 2), _distances, models, far
+        yield "distances", 2.4 * math.ceil(len(far) / 2), _distances, far, order
     if report["changes"]:
         yield "changes", style.WIDE[1], _changes, report["changes"]
     panels = _panels(report["curves"])
     if panels:
-        order = [model["name"] for model in models]
         height = 2.5 * math.ceil(len(panels) / 2)
         yield "curves", height, _curves, report["curves"], panels, order
 
@@ -130,16 +130,13 @@ def code_map(figure: Any, table: dict[str, Any]) -> None:
     right.spines["left"].set_visible(False)
 
 
-def _distances(
-    figure: Any, models: Sequence[dict[str, Any]], far: Sequence[tuple[Any, Any]]
-) -> None:
+def _distances(figure: Any, far: Sequence[tuple[Any, Any]], order: list[str]) -> None:
     several = len({table["path"] for _, table in far}) > 1
-    names = [model["name"] for model in models]
     for axes, (model, table) in _two_columns(figure, far):
         histogram = table["distances"]["relative"]["histogram"]
         share = numpy.array(histogram["counts"]) * 100 / max(sum(histogram["counts"]), 1)
         edges = histogram["edges"]
-        color = style.series_color(names.index(model["name"]))
+        color = style.series_color(order.index(model["name"]))
         axes.bar(edges[:-1], share, width=edges[1] - edges[0], align="edge", color=color)
         title = f"{model['name']} {table['path']}" if several else model["name"]
         axes.set_title(short(title), fontsize=9)

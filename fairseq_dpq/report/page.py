@@ -16,7 +16,6 @@ import tempfile
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, Iterator
-from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, Undefined
 from markupsafe import Markup
@@ -28,7 +27,6 @@ from fairseq_dpq.report.drawing import draw_figures
 
 PAGE, NUMBERS, FIGURES = "report.html", "report.json", "figures"
 _HERE = Path(__file__).parent
-_GROUPS = 64  # groups of the code table that are shown
 _SECTIONS = {
     "search": "Search",
     "sizes": "Sizes",
@@ -83,6 +81,7 @@ def render_page(
         loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, finalize=_text
     )
     environment.filters.update(base64=_base64, number=_number, color=series_color, human=human)
+    environment.filters["printable"] = printable
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     coded = [(m, t) for m in report["models"] for t in m["tables"] if "use" in t]
     words = dict.fromkeys(entry["word"] for own in report["words"].values() for entry in own)
@@ -101,12 +100,10 @@ def render_page(
         policy=_policy(script),
         data=_data({**search, "reference": report["reference"]}),
         sections=[(key, name) for key, name in _SECTIONS.items() if shown[key]],
-        chips=[(word, quote(printable(word), safe="")) for word in words],
+        words=words,
         coded=coded,
-        several=len([path for path, own in report["words"].items() if own]) > 1,
         overlap=_mean_overlap(report),
         code_tables=tables,
-        limit=_GROUPS,
         notes=notes,
     )
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Iterable, Sequence
 
-from fairseq_dpq.choosing_sizes import compact_bytes
 from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.runs.logs import RunLog, lower_is_better
 from fairseq_dpq.runs.runner import Facts, Job
+from fairseq_dpq.sizes import compact_bytes
 from fairseq_dpq.sweeps.grid import CHECKPOINTS, Point
 
 LINES = "results.jsonl"

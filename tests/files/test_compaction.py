@@ -12,8 +12,8 @@ from fairseq_dpq.cli import compact
 from fairseq_dpq.fairseq_plugin.configs import read_record
 from fairseq_dpq.files import compaction, writer
 from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
+from fairseq_dpq.files.compaction import verify
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.verifying import verify
 from fairseq_dpq.marker import KEY
 from helpers.toy_checkpoints import ALIAS, PATH, load, make_layer, save_toy
 

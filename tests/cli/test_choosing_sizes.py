@@ -7,17 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fairseq_dpq.choosing_sizes import (
-    Choice,
-    all_choices,
-    compact_bytes,
-    fit_error,
-    ranked,
-    reaching,
-    sample,
-    with_errors,
-)
+from fairseq_dpq.cli.suggest import Choice, all_choices, ranked, reaching, sample, with_errors
 from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.forms.quantization import fit_error
+from fairseq_dpq.sizes import compact_bytes
 
 
 @pytest.mark.parametrize(("K", "D", "shared"), [(8, 4, False), (5, 12, True), (300, 3, False)])
