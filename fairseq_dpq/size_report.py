@@ -45,24 +45,17 @@ def size_lines(
     embeddings: Change, model: Change | None, file: Change, about_file: str = ""
 ) -> list[str]:
     """The three lines. A file without a model has two; one that is not changed has one size."""
-    rows = [("embeddings", embeddings, "")]
-    if model is not None:
-        rows[0] = (
-            "embeddings",
-            embeddings,
-            f"{share(embeddings.before, model.before)} of the model",
-        )
-        rows.append(("model", model, "without optimiser state"))
-    rows.append(("file", file, about_file))
+    part = f"{share(embeddings.before, model.before)} of the model" if model else ""
+    rows = [("embeddings", embeddings, part)]
+    rows += [("model", model, "without optimiser state")] if model else []
+    rows += [("file", file, about_file)]
     width = max(len(f"{change.before:,}") for _, change, _ in rows)
     small = max(len(f"{change.after:,}") for _, change, _ in rows)
     lines = []
     for name, change, note in rows:
+        changed = f" -> {change.after:>{small},} bytes, {change.smaller()}"
         line = f"{name:<10}  {change.before:>{width},}"
-        if change.before != change.after:
-            line += f" -> {change.after:>{small},} bytes, {change.smaller()}"
-        else:
-            line += " bytes"
+        line += changed if change.before != change.after else " bytes"
         lines.append(line + (f" ({note})" if note else ""))
     return lines
 
@@ -87,12 +80,6 @@ def share(part: int, whole: int) -> str:
 def text_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
     """Rows as text in columns, right-aligned but for those in `left`."""
     rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(w) if i in left else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    form = "  ".join(f"{{:{'<' if i in left else '>'}{w}}}" for i, w in enumerate(widths))
+    return "\n".join(form.format(*row).rstrip() for row in rows)

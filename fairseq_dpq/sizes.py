@@ -37,6 +37,12 @@ def bits_note(K: int) -> str:
     )
 
 
+def compact_bytes(n: int, d: int, K: int, D: int, shared: bool = False) -> int:
+    """Bytes of a compact table: codes packed into whole bytes a row, and 32-bit values."""
+    row = max(1, -(-D * (K - 1).bit_length() // 8))
+    return n * row + 4 * K * (d // D if shared else d)
+
+
 def near_divisors(number: int, wanted: int) -> list[int]:
     """The two divisors of a number that are nearest to `wanted` by ratio."""
     if number < 1:

@@ -1,11 +1,11 @@
-"""What all tools share: options, errors in one line, progress bars."""
+"""What all tools share: options, errors in one line."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import sys
-from typing import Any, Callable, Sequence
+from typing import Callable, Sequence
 
 from fairseq_dpq.files.errors import CheckpointError, DPQConfigError, printable
 
@@ -16,7 +16,6 @@ _EXTRAS = {
     "transformers": ("transformers",),
     "triton": ("triton",),
 }
-_LARGE = 50_000  # rows from which a progress bar is worth its line
 
 
 def add_common(parser: argparse.ArgumentParser, output: str = "") -> None:
@@ -49,32 +48,41 @@ def missing_extra(error: ModuleNotFoundError) -> str:
     return f"{name} is not installed; pip install 'fairseq-dpq[{extra}]' brings it" if extra else ""
 
 
-def run(
-    parser: argparse.ArgumentParser,
+def tool(
+    get_parser: Callable[[], argparse.ArgumentParser],
     work: Callable[[argparse.Namespace], None],
-    argv: Sequence[str] | None,
-) -> int:
-    """Parse, work, and turn errors into one line and an exit code: 2 for bad input."""
-    args = parser.parse_intermixed_args(argv)  # options may stand anywhere
-    level = logging.root.manager.disable
-    if not args.debug:
-        logging.disable(logging.INFO)  # what fairseq says while it loads a model
-    try:
-        work(args)
-        return 0
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        return 1
-    except Exception as error:
-        problem = _problem(error)
-        if args.debug:
-            raise
-        print(f"{parser.prog}: {problem or _unexpected(error)}", file=sys.stderr)
-        return 2 if problem else 1
-    finally:
-        logging.disable(level)
+    command: bool = False,
+) -> Callable[..., int]:
+    """The `main` of a tool: it takes the command line and returns the exit code, 2 for bad input,
+    which is one line. With `command`, what follows `--` becomes `args.command`."""
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        given = list(sys.argv[1:] if argv is None else argv)
+        at = given.index("--") if command and "--" in given else len(given)
+        parser = get_parser()
+        args = parser.parse_intermixed_args(given[:at])  # options may stand anywhere
+        args.command = given[at + 1 :]
+        level = logging.root.manager.disable
+        if not args.debug:
+            logging.disable(logging.INFO)  # what fairseq says while it loads a model
+        try:
+            work(args)
+            return 0
+        except KeyboardInterrupt:
+            print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
+            return 130
+        except BrokenPipeError:
+            return 1
+        except Exception as error:
+            problem = _problem(error)
+            if args.debug:
+                raise
+            print(f"{parser.prog}: {problem or _unexpected(error)}", file=sys.stderr)
+            return 2 if problem else 1
+        finally:
+            logging.disable(level)
+
+    return main
 
 
 def _problem(error: Exception) -> str:
@@ -93,37 +101,3 @@ def _unexpected(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()] or [""]
     first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return f"unexpected {type(error).__name__}: {printable(first)} (--debug shows where)"
-
-
-def tool(
-    get_parser: Callable[[], argparse.ArgumentParser], work: Callable[[argparse.Namespace], None]
-) -> Callable[..., int]:
-    """The `main` of a tool: it takes the command line and returns the exit code."""
-
-    def main(argv: Sequence[str] | None = None) -> int:
-        return run(get_parser(), work, argv)
-
-    return main
-
-
-class Bars:
-    """Progress bars on a terminal, one after the other, for work on large tables."""
-
-    def __init__(self, least: int = _LARGE) -> None:
-        self._bar: Any = None
-        self._least = least
-
-    def __call__(self, what: str, total: int) -> Callable[[int], None]:
-        self.close()
-        if total < self._least:
-            return lambda done: None
-        from tqdm import tqdm
-
-        # disable=None: none where stderr is not a terminal
-        self._bar = tqdm(total=total, desc=what, unit_scale=True, disable=None)
-        return self._bar.update
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None

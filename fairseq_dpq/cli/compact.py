@@ -6,21 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from fairseq_dpq.cli.common import Bars, add_common, add_exact_logits, tool
-from fairseq_dpq.cli.text import print_written, size
-from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
-from fairseq_dpq.files.compaction import DTYPES, compact_state
+from fairseq_dpq.cli.common import add_common, add_exact_logits, tool
+from fairseq_dpq.cli.text import print_written
+from fairseq_dpq.files.checkpoint import Checkpoint
+from fairseq_dpq.files.compaction import DTYPES, compact_state, verify
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.preparing import average, has_ema, with_ema
-from fairseq_dpq.files.tables import left_alone, model_sizes
-from fairseq_dpq.files.verifying import verify
 from fairseq_dpq.files.writer import check_target, write_state
-from fairseq_dpq.size_report import Change
-
-_COLUMNS = (
-    *("embedding", "table", "stored as", "full", "trained", "compact", "CR formula"),
-    *("CR measured", "bits/symbol", "used codes min/median/max"),
-)
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -72,7 +64,6 @@ def compact(args: argparse.Namespace) -> None:
     if args.ema:
         checkpoints = [with_ema(checkpoint) for checkpoint in checkpoints]
     checkpoint = average(checkpoints) if args.average else checkpoints[0]
-    bars = Bars()
     state, tables = compact_state(
         checkpoint,
         source=", ".join(str(path) for path in inputs),
@@ -80,56 +71,35 @@ def compact(args: argparse.Namespace) -> None:
         half=args.half,
         shrink=args.lossless_shrink,
         exact_logits=args.exact_logits,
-        progress=bars,
     )
 
-    loaded = False
+    def check(written: Path) -> bool:
+        return args.verify and verify(checkpoint, written, args.trust)
 
-    def check(written: Path) -> None:
-        nonlocal loaded
-        if args.verify:
-            loaded = verify(checkpoint, written, bars, output, args.trust)
-
-    write_state(output, state, check, args.force)
-    bars.close()
-    record = checkpoint.dpq_record()
-    small, full = model_sizes(checkpoint.weights, record, tables)
-    model = Change(full.before, stored_bytes(state["model"]))
-    file = Change(checkpoint.file_bytes, output.stat().st_size)
+    loaded = write_state(output, state, check, args.force)
     query = sum(table["query_bytes"] for table in tables)
-    optimizer = stored_bytes(checkpoint.state.get("last_optimizer_state"))
+    optimizer = checkpoint.optimizer_bytes()
+    given = ("values_dtype", "half", "lossless_shrink", "exact_logits", "ema")
     facts = {
         "input": [str(path) for path in inputs],
-        "output": str(output),
-        "values_dtype": args.values_dtype,
-        "half": args.half,
-        "lossless_shrink": args.lossless_shrink,
-        "exact_logits": args.exact_logits,
-        "ema": args.ema,
+        **{name: getattr(args, name) for name in given},
         "ema_left_out": ema_left,
         "verified": args.verify,
         "loaded_in_fairseq": loaded,
-        "embeddings": tables,
-        "left_alone": left_alone(checkpoint, record),
         "dropped": {"query": query, "optimizer": optimizer},
     }
     rounded = ", rounded," if args.half or args.values_dtype != "float32" else ""
-    same = (
-        f"verified: every row equals the original{rounded} bit for bit"
-        if args.verify
-        else "not verified"
-    )
+    same = f"verified: every row equals the original{rounded} bit for bit"
     ema = "left out: the EMA weights; --ema takes them instead of the last ones"
     print_written(
         args,
-        facts,
-        {"embeddings": small, "model": model, "file": file},
-        _COLUMNS,
-        left="left alone",
-        stored="; stored once",
-        about_file=f"without {size(query)} of queries and {size(optimizer)} of optimiser state",
+        checkpoint,
+        Checkpoint(output, state, output.stat().st_size),
+        tables,
+        facts=facts,
+        verdict=f"; {same if args.verify else 'not verified'}",
+        about_file=f"without {query:,} of queries and {optimizer:,} of optimiser state",
         notes=[ema] if ema_left else [],
-        headline=f": a model {model.smaller()}; {same}",
     )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from fairseq_dpq.cli.common import Bars, add_common, tool
-from fairseq_dpq.files.checkpoint import Checkpoint, inference_form, named
+from fairseq_dpq.cli.common import add_common, tool
+from fairseq_dpq.cli.text import print_json
+from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.compaction import DTYPES
 from fairseq_dpq.files.data import symbols_of
 from fairseq_dpq.files.errors import CheckpointError, printable
-from fairseq_dpq.files.record import TablesRecord
 from fairseq_dpq.files.writer import check_target, write_form
 from fairseq_dpq.size_report import Change, size_lines
 
@@ -48,45 +48,30 @@ def export(args: argparse.Namespace) -> None:
     check_target(target, [source], args.force)
     checkpoint = Checkpoint.load(source, args.trust)
     record = checkpoint.dpq_record()
-    path = _choose(record, args.table, source)
+    names = record.names()
+    wanted = args.table or (next(iter(names)) if len(record.tables) == 1 else "is missing")
+    if wanted not in names:
+        raise CheckpointError(f"--table {wanted}: choose one of {', '.join(names)}")
+    path = names[wanted]
     table = record.tables[path]
-    rows = table.num_embeddings
-    symbols = None if args.no_symbols else symbols_of(checkpoint, path, rows, args.dict)
-    bars = Bars()
-    module = inference_form(checkpoint, path, DTYPES.get(args.values_dtype), bars)
-    bars.close()
-    write_form(target, module, path, symbols, args.force)
-    facts = {
+    n, d = table.num_embeddings, table.embedding_dim
+    symbols = None if args.no_symbols else symbols_of(checkpoint, path, n, args.dict)
+    form = checkpoint.form(path, DTYPES.get(args.values_dtype))
+    write_form(target, form, path, symbols, args.force)
+    facts: dict[str, Any] = {
         "output": str(target),
         "table": path,
-        "num_embeddings": table.num_embeddings,
-        "embedding_dim": table.embedding_dim,
+        "num_embeddings": n,
+        "embedding_dim": d,
         "symbols": symbols is not None,
-        "full_bytes": 4 * table.num_embeddings * table.embedding_dim,
+        "full_bytes": 4 * n * d,
         "bytes": target.stat().st_size,
     }
     if args.json:
-        print(json.dumps(facts, indent=2))
-    else:
-        shape = f"{table.num_embeddings} x {table.embedding_dim}"
-        print(f"{printable(f'{target}: {path}')}, {shape}")
-        whole = target.stat().st_size
-        embedding = Change(4 * table.num_embeddings * table.embedding_dim, module.saved_nbytes)
-        note = "with symbols" if symbols is not None else ""
-        print("\n".join(size_lines(embedding, None, Change(whole, whole), note)))
-
-
-def _choose(record: TablesRecord, wanted: str | None, source: Path) -> str:
-    names = {name: path for path, table in record.tables.items() for name in named(path, table)}
-    if wanted is None and len(record.tables) == 1:
-        wanted = next(iter(record.tables))
-    if wanted is None:
-        raise CheckpointError(
-            f"{source} has several tables; add --table, one of {', '.join(names)}"
-        )
-    if wanted not in names:
-        raise CheckpointError(f"--table {wanted}: {source} has {', '.join(names)}")
-    return names[wanted]
+        return print_json(facts)
+    file, note = Change(facts["bytes"], facts["bytes"]), "with symbols" if symbols else ""
+    lines = size_lines(Change(4 * n * d, form.saved_nbytes), None, file, note)
+    print(f"{printable(f'{target}: {path}')}, {n} x {d}", *lines, sep="\n")
 
 
 main = tool(get_parser, export)

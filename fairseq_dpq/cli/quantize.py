@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_dpq.any_model.calibration import Use
-from fairseq_dpq.cli.common import Bars, add_common, add_exact_logits, tool
+from fairseq_dpq.cli.common import add_common, add_exact_logits, tool
 from fairseq_dpq.cli.text import print_written
 from fairseq_dpq.config import add_flags, flag
 from fairseq_dpq.fairseq_plugin.options import (
@@ -18,24 +18,17 @@ from fairseq_dpq.fairseq_plugin.options import (
     flag_fields,
     make_plugin_options,
 )
-from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
-from fairseq_dpq.files.compaction import quantize_state
+from fairseq_dpq.files.checkpoint import Checkpoint
+from fairseq_dpq.files.compaction import check_written, quantize_state
 from fairseq_dpq.files.data import dictionary_use, text_use
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.tables import left_alone, model_sizes
-from fairseq_dpq.files.verifying import check_written
 from fairseq_dpq.files.writer import check_target, write_state
 from fairseq_dpq.forms import DEFAULT_FORM, FORMS
 from fairseq_dpq.forms.base import FormOption
 from fairseq_dpq.forms.quantization import HIGH_ERROR
-from fairseq_dpq.size_report import Change
 
 _DECODER = {"decoder_K": "K", "decoder_D": "D"}  # the decoder's own of an option
 _FLAGS = {f.name: f for f in flag_fields()}
-_COLUMNS = (
-    *("embedding", "table", "stored as", "full", "compact", "CR formula", "CR measured"),
-    *("squared error", "used codes min/median/max"),
-)
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -88,7 +81,7 @@ def get_parser() -> argparse.ArgumentParser:
                 text = f"{option.help} (default: %(default)s)"
                 how = {"type": type(option.default), "default": option.default, "help": text}
                 group.add_argument(option.flag, dest=_dest(option), **how)
-    only = [f for name, f in _FLAGS.items() if name not in _taken_by_forms()]
+    only = [f for name, f in _FLAGS.items() if not _takers()[name][1]]
     add_flags(parser.add_argument_group("only with --trainable"), only)
     add_common(parser, "OUT.pt")
     return parser
@@ -99,13 +92,17 @@ def _dest(option: FormOption) -> str:
     return option.keyword if option.keyword in _FLAGS else option.flag.strip("-").replace("-", "_")
 
 
-def _taken_by_forms() -> dict[str, list[str]]:
-    """Options of forms as argparse has them, and the forms of each."""
-    taken: dict[str, list[str]] = {"embeddings": list(FORMS)}
+def _takers() -> dict[str, tuple[str, list[str]]]:
+    """All options as argparse has them: the flag, and the forms that take it."""
+    out: dict[str, tuple[str, list[str]]] = {name: (flag(name), []) for name in _FLAGS}
+    out["embeddings"] = flag("embeddings"), list(FORMS)
     for kind, form in FORMS.items():
         for option in form.options:
-            taken.setdefault(_dest(option), []).append(kind)
-    return {**taken, **{name: taken[keyword] for name, keyword in _DECODER.items()}}
+            out.setdefault(_dest(option), (option.flag, []))[1].append(kind)
+    for name, keyword in _DECODER.items():
+        out[name] = flag(name), out[keyword][1]
+    by_use = [kind for kind, form in FORMS.items() if form.takes_use]
+    return {**out, "dict": ("--dict", by_use), "calibrate": ("--calibrate", by_use)}
 
 
 def _settings(args: argparse.Namespace, decoder: bool) -> dict[str, Any]:
@@ -128,10 +125,6 @@ def _check_options(args: argparse.Namespace, options: PluginOptions) -> None:
             raise CheckpointError("--dpq-K is missing; try --dpq-K 32")
         return
     args.form = args.form or DEFAULT_FORM
-    for name in ("dict", "calibrate"):
-        if getattr(args, name) is not None and not FORMS[args.form].takes_use:
-            takers = " or ".join(kind for kind, form in FORMS.items() if form.takes_use)
-            raise CheckpointError(f"--{name} needs --form {takers}")
     if args.tokens < 1:
         raise CheckpointError(f"--tokens {args.tokens}: must be 1 or more; try 20000")
     for option in FORMS[args.form].options:
@@ -139,16 +132,13 @@ def _check_options(args: argparse.Namespace, options: PluginOptions) -> None:
         value = getattr(args, _dest(option))
         if needed and value is not None and not value:
             raise CheckpointError(f"{option.flag} is missing; try {option.flag} {option.default}")
-    forms, defaults = _taken_by_forms(), vars(get_parser().parse_args(["", ""]))
-    flags = {name: flag(name) for name in _FLAGS}
-    flags.update({_dest(o): o.flag for form in FORMS.values() for o in form.options})
-    for name, said in flags.items():
-        if getattr(args, name) == defaults[name]:
+    defaults = vars(get_parser().parse_args(["", ""]))
+    for name, (said, kinds) in _takers().items():
+        if getattr(args, name) == defaults[name] or args.form in kinds:
             continue
-        if name not in forms:
+        if not kinds:
             raise CheckpointError(f"{said} is for training: it needs --trainable")
-        if args.form not in forms[name]:
-            raise CheckpointError(f"{said} needs --form {forms[name][0]}")
+        raise CheckpointError(f"{said} needs --form {kinds[0]}")
 
 
 def quantize(args: argparse.Namespace) -> None:
@@ -158,8 +148,7 @@ def quantize(args: argparse.Namespace) -> None:
     _check_options(args, options)
     check_target(target, [source], args.force)
     checkpoint = Checkpoint.load(source, args.trust)
-    bars = Bars(least=1)
-    texts = {}
+    texts: dict[str, Use] = {}
     if args.calibrate is not None:
         texts = text_use(source, args.calibrate, args.subset, args.tokens)
 
@@ -180,32 +169,18 @@ def quantize(args: argparse.Namespace) -> None:
         seed=args.seed,
         exact_logits=args.exact_logits,
         use_of=use_of,
-        progress=bars,
     )
-    bars.close()
     write_state(target, state, lambda part: check_written(state, part, args.trust), args.force)
-    new = Checkpoint(target, state, target.stat().st_size)
-    record = new.dpq_record()
-    small = Change(*(sum(t[name] for t in tables) for name in ("stored_bytes", "compact_bytes")))
-    after = model_sizes(new.weights, record, tables)[1].after
-    model = Change(stored_bytes(checkpoint.weights), after)
-    file = Change(checkpoint.file_bytes, new.file_bytes)
-    facts = {
-        "input": str(source),
-        "output": str(target),
-        "stage": "training" if args.trainable else "compact",
-        "embeddings": tables,
-        "left_alone": left_alone(new, record),
-    }
+    stage = "training" if args.trainable else "compact"
     later = ["(embeddings and model as they will be once compact)"] if args.trainable else []
     print_written(
         args,
-        facts,
-        {"embeddings": small, "model": model, "file": file},
-        _COLUMNS,
-        left="left full",
-        more=[*later, *_warnings(tables, options)],
-        headline=f" ({facts['stage']} form): a model {model.smaller()}",
+        checkpoint,
+        Checkpoint(target, state, target.stat().st_size),
+        tables,
+        facts={"input": str(source), "stage": stage},
+        stage=f" ({stage} form)",
+        notes=[*later, *_warnings(tables, options)],
     )
 
 

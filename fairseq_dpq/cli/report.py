@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
-from fairseq_dpq.cli.common import Bars, add_common, tool
+from fairseq_dpq.cli.common import add_common, tool
+from fairseq_dpq.cli.text import short_names
+from fairseq_dpq.files.data import read_dictionary
 from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.report.build import build_report
-from fairseq_dpq.report.models import join_compact, load_model, short_names
+from fairseq_dpq.report.models import join_compact, load_model
 from fairseq_dpq.report.page import PAGE, check_folder, write_report
-from fairseq_dpq.report.search import search_data
+from fairseq_dpq.report.words import search_data
 from fairseq_dpq.runs.logs import read_curves
 
 
@@ -62,29 +64,21 @@ def report(args: argparse.Namespace) -> None:
         given.insert(0, args.full)
     names, paths = _named(given)
     check_folder(out, paths, args.force)
-    dictionaries = dict(_dictionary(text) for text in args.dict)
+    dictionaries = dict(map(_split, args.dict))
+    for path in dictionaries.values():
+        read_dictionary(path)
     curves = {name: read_curves(path) for name, path in zip(*_named(args.log))}
-    bars = Bars()
-    models = [
-        load_model(path, name, dictionaries, args.trust, bars) for name, path in zip(names, paths)
-    ]
+    models = [load_model(path, name, dictionaries, args.trust) for name, path in zip(names, paths)]
     reference = None if args.full is None else models[given.index(args.full)]
     if reference is not None and reference.kind != "full":
         raise CheckpointError(
             f"--full {args.full} is a {reference.kind} checkpoint, not a full one"
         )
     models = join_compact(models)
-    facts = build_report(
-        models,
-        words=args.words,
-        reference=reference,
-        curves=curves,
-        neighbours=args.neighbours,
-        progress=bars,
-    )
-    search = search_data(models, args.neighbours, bars)
+    how: dict[str, Any] = {"reference": reference, "curves": curves}
+    facts = build_report(models, words=args.words, neighbours=args.neighbours, **how)
+    search = search_data(models, args.neighbours)
     write_report(facts, search, out, args.title, args.force)
-    bars.close()
     if args.json:
         print(json.dumps(facts, indent=1))
         return
@@ -104,22 +98,11 @@ def _named(given: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Names and paths; where no name is given, a short one."""
     pairs = [_split(text) for text in given]
     short = iter(short_names([path for name, path in pairs if not name]))
-    names = [name or next(short) for name, _ in pairs]
+    names = [name or str(Path(next(short)).with_suffix("")) for name, _ in pairs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise CheckpointError(f"{twice} is there twice; give names that differ: NAME=PATH")
     return names, [path for _, path in pairs]
-
-
-def _dictionary(text: str) -> tuple[str, Path]:
-    """A dictionary's table, or none, and its file."""
-    table, path = _split(text)
-    try:
-        path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise CheckpointError(f"--dict {text}: cannot be read: {reason}") from error
-    return table, path
 
 
 main = tool(get_parser, report)

@@ -3,8 +3,6 @@ model itself, and text by which the use of its tables is known."""
 
 from __future__ import annotations
 
-import logging
-from itertools import islice
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -23,31 +21,28 @@ _BATCH = 2000  # tokens of a batch
 # Dictionaries -------------------------------------------------------------------------------------
 
 
-def _dictionary(file: Path) -> Any:
+def read_dictionary(file: Path) -> Any:
+    """A dictionary of fairseq."""
     from fairseq.data import Dictionary
 
     try:
         return Dictionary.load(str(file))
     except OSError as error:
         raise CheckpointError(f"--dict {file}: cannot read it: {error.strerror}") from error
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:  # fairseq raises plain ones
         raise CheckpointError(f"--dict {file}: not a fairseq dictionary: {error}") from error
 
 
-def symbols_of(checkpoint: Checkpoint, path: str, rows: int, given: str | None) -> list[str]:
-    """The symbols of the table at `path`, from the file `given` or the checkpoint's own data."""
-    return read_dictionary(Path(given) if given else find_dictionary(checkpoint, path), path, rows)
-
-
-def read_dictionary(file: Path, path: str, rows: int) -> list[str]:
-    """The symbols of a fairseq dictionary, one for each of the table's rows."""
-    symbols = list(_dictionary(file).symbols)
-    known = len(symbols)
-    if known == rows - 1:
+def symbols_of(checkpoint: Checkpoint, path: str, rows: int, given: str | Path | None) -> list[str]:
+    """The symbols of a table, one for each row: of the dictionary `given`, or of the one in the
+    data that the checkpoint was trained with."""
+    file = Path(given or find_dictionary(checkpoint, path))
+    symbols = list(read_dictionary(file).symbols)
+    if len(symbols) == rows - 1:
         symbols.append("<mask>")  # added by the tasks of masked language models
     if len(symbols) != rows:
         raise CheckpointError(
-            f"--dict {file} has {known} symbols, {path} has {rows} rows; "
+            f"--dict {file} has {len(symbols)} symbols, {path} has {rows} rows; "
             "give the dictionary that the model was trained with, or --no-symbols"
         )
     return symbols
@@ -57,12 +52,10 @@ def find_dictionary(checkpoint: Checkpoint, path: str) -> Path:
     """The dictionary in the data that the checkpoint was trained with."""
     cfg = checkpoint.state.get("cfg")
     task: Any = get_option(cfg, "task") if cfg else checkpoint.state["args"]
-    data = get_option(task, "data")
-    given = [Path(part) for part in str(data or "").split(":") if part]
+    given = [part for part in str(get_option(task, "data") or "").split(":") if part]
     # A relative path is that of the training's folder, which is often above the checkpoint's.
     above = [Path(), *list(checkpoint.path.absolute().parents)[:2]]
-    places = [folder / part for folder in above for part in given]
-    places = list(dict.fromkeys(places))
+    places = list(dict.fromkeys(folder / part for folder in above for part in given))
     languages = [get_option(task, key) for key in ("source_lang", "target_lang")]
     if None in languages:
         languages = _guess_languages(places)
@@ -105,27 +98,29 @@ def load_model(path: Path, task: str, changes: dict[str, Any], fix: str) -> tupl
             f"no folder {data}, where the checkpoint's dictionaries were; name it by --data"
         )
     del state  # fairseq reads the file itself; one copy in memory is enough
+    return _load_model(path, changes, f"{data}; name the folder that it was trained on by --data")
+
+
+def _load_model(path: Path, changes: dict[str, Any], data: str) -> tuple[Any, Any]:
+    """(model, task) as fairseq loads them; `data` is where dictionaries come from, in words."""
     from fairseq import checkpoint_utils
 
     try:
-        models, _, loaded = checkpoint_utils.load_model_ensemble_and_task(
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides=changes
         )
     except RuntimeError as error:
         if "loading state_dict" not in str(error):
             raise
         what = str(error).split("\n", 1)[-1].strip()
-        raise CheckpointError(
-            f"{path} does not fit the dictionaries in {data}; name the folder that it was trained "
-            f"on by --data ({what})"
-        ) from error
-    return models[0], loaded
+        raise CheckpointError(f"{path} does not fit the dictionaries in {data} ({what})") from error
+    return models[0], task
 
 
 def dictionary_use(checkpoint: Checkpoint, path: str, rows: int, given: str | None) -> Use | None:
     """The counts of a table's dictionary; None where it has none, or is not to be found."""
     try:
-        dictionary = _dictionary(Path(given) if given else find_dictionary(checkpoint, path))
+        dictionary = read_dictionary(Path(given or find_dictionary(checkpoint, path)))
     except CheckpointError:
         if given:
             raise
@@ -146,18 +141,13 @@ def text_use(path: Path, data: str, subset: str, tokens: int) -> dict[str, Use]:
     """How a model uses its tables on `tokens` tokens of a data-bin, by path."""
     if not Path(data).is_dir():
         raise CheckpointError(f"--calibrate {data}: no such folder; name a data-bin")
-    from fairseq import checkpoint_utils
-
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(path)], arg_overrides={"data": data}
-    )
+    model, task = _load_model(path, {"data": data}, f"--calibrate {data}")
     try:
         task.load_dataset(subset)
     except (FileNotFoundError, StopIteration) as error:
         raise CheckpointError(f"--calibrate {data}: no --subset {subset} there") from error
-    tables = find_tables(models[0])
-    uses = calibrate(models[0], tables, _batches(task, subset, tokens))
+    tables = find_tables(model)
+    uses = calibrate(model, tables, _batches(task, subset, tokens))
     return {path: use for table, use in zip(tables, uses) for path in table.paths}
 
 
@@ -165,9 +155,8 @@ def _batches(task: Any, subset: str, tokens: int) -> Iterator[dict[str, Tensor]]
     order = task.get_batch_iterator(
         task.dataset(subset), max_tokens=_BATCH, ignore_invalid_inputs=True, seed=1
     )
-    done = 0
-    for sample in islice(order.next_epoch_itr(shuffle=True), 1 + tokens):
-        if done >= tokens:
+    for sample in order.next_epoch_itr(shuffle=True):
+        if tokens <= 0:
             return
-        done += int(sample["ntokens"])
+        tokens -= int(sample["ntokens"])
         yield sample["net_input"]

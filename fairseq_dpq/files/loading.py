@@ -51,21 +51,14 @@ _KINDS: dict[str, Any] = {
 }
 # Bytes of a number in torch's storages, by their names in a file
 _WIDTHS = {
-    "Double": 8,
-    "Float": 4,
-    "Half": 2,
-    "BFloat16": 2,
-    "ComplexFloat": 8,
-    "ComplexDouble": 16,
+    **dict.fromkeys(("CharStorage", "ByteStorage", "BoolStorage", "UntypedStorage"), 1),
+    **dict.fromkeys(("HalfStorage", "BFloat16Storage", "ShortStorage"), 2),
+    **dict.fromkeys(("FloatStorage", "IntStorage"), 4),
+    **dict.fromkeys(("DoubleStorage", "LongStorage", "ComplexFloatStorage"), 8),
+    "ComplexDoubleStorage": 16,
 }
-_WIDTHS.update({"Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1, "Untyped": 1})
-_WIDTHS = {f"{name}Storage": width for name, width in _WIDTHS.items()}
 _BLOCK = 1 << 20  # bytes read at once
 _SPARE = 64 << 20  # bytes that a small file may take too
-
-
-class Refused(CheckpointError):
-    """A pickle that wants more than data."""
 
 
 def load_checkpoint(path: str | Path, trust: bool = False) -> dict[str, Any]:
@@ -103,61 +96,53 @@ def _check_file(path: Path) -> bool:
         raise CheckpointError(f"{path} is empty")
     if head != b"PK\x03\x04":
         return False
+    if not zipfile.is_zipfile(path):  # the directory of a zip file is at its end
+        raise CheckpointError(f"{path} is truncated: copy it again")
     try:
-        if not zipfile.is_zipfile(path):  # the directory of a zip file is at its end
-            raise CheckpointError(f"{path} is truncated: copy it again")
         with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
+            _check_entries(path, archive)
     except CheckpointError:
         raise
     except Exception as error:  # a damaged directory can fail in any way
         raise CheckpointError(f"{path} is damaged: its zip directory cannot be read") from error
-    names = {entry.filename.rsplit("/", 1)[-1] for entry in entries}
-    if "data.pkl" not in names or "constants.pkl" in names:
-        raise CheckpointError(f"{path} is not a fairseq checkpoint but another zip file")
-    size = os.path.getsize(path)
-    for entry in entries:
-        # torch stores without compression: what claims more than it takes is damaged, or a bomb
-        if entry.file_size != entry.compress_size or entry.file_size > size:
-            raise CheckpointError(
-                f"{path} is damaged: {entry.filename} claims {entry.file_size} bytes"
-            )
-    _check_crc32(path, entries)
-    _check_storages(path, entries)
     return True
 
 
-def _check_crc32(path: Path, entries: list[zipfile.ZipInfo]) -> None:
-    """Compare the bytes of each entry with the zip file's own checksum of them."""
-    if not any(entry.CRC for entry in entries):
-        return  # torch was told not to compute them
-    with zipfile.ZipFile(path) as archive:
-        for entry in entries:
-            try:
-                with archive.open(entry) as file:
-                    while file.read(_BLOCK):
-                        pass
-            except Exception as error:  # a wrong checksum, or a header that does not fit
-                name = entry.filename.split("/", 1)[-1]
-                raise CheckpointError(
-                    f"{path} is damaged: {name} does not match its checksum; copy it again"
-                ) from error
-
-
-def _check_storages(path: Path, entries: list[zipfile.ZipInfo]) -> None:
-    """Compare the size of each entry with what the pickle says of it: torch does not do that where
-    it maps the file, and would take the bytes of the next entry for numbers."""
-    sizes = {entry.filename.split("/", 1)[-1]: entry.file_size for entry in entries}
-    with zipfile.ZipFile(path) as archive:
-        pickled = next(entry for entry in entries if entry.filename.endswith("data.pkl"))
-        pickled.CRC = None  # type: ignore[assignment]  # compared before, or not there
-        reader = _StorageReader(io.BytesIO(archive.read(pickled)))
+def _check_entries(path: Path, archive: zipfile.ZipFile) -> None:
+    """Compare the bytes of each entry with the zip file's own checksum of them, and their number
+    with what the pickle says: torch does not do that where it maps the file, and would take the
+    bytes of the next entry for numbers."""
+    entries = archive.infolist()
+    names = {entry.filename.rsplit("/", 1)[-1] for entry in entries}
+    if "data.pkl" not in names or "constants.pkl" in names:
+        raise CheckpointError(f"{path} is not a fairseq checkpoint but another zip file")
+    most, checked = os.path.getsize(path), any(entry.CRC for entry in entries)  # torch may omit it
+    for entry in entries:
+        # torch stores without compression: what claims more than it takes is damaged, or a bomb
+        if entry.file_size != entry.compress_size or entry.file_size > most:
+            raise CheckpointError(
+                f"{path} is damaged: {entry.filename} claims {entry.file_size} bytes"
+            )
+        try:
+            with archive.open(entry) as file:
+                while checked and file.read(_BLOCK):
+                    pass
+        except Exception as error:  # a wrong checksum, or a header that does not fit
+            name = entry.filename.split("/", 1)[-1]
+            raise CheckpointError(
+                f"{path} is damaged: {name} does not match its checksum; copy it again"
+            ) from error
+    pickled = next(entry for entry in entries if entry.filename.endswith("data.pkl"))
+    pickled.CRC = None  # type: ignore[assignment]  # compared before, or not there
+    reader = _StorageReader(io.BytesIO(archive.read(pickled)))
     with contextlib.suppress(Exception):  # a damaged pickle: torch's own reader will say so
         reader.load()
+    sizes = {entry.filename.split("/", 1)[-1]: entry.file_size for entry in entries}
     for key, wanted in reader.found.items():
-        if sizes.get(f"data/{key}", wanted) != wanted:
+        found = sizes.get(f"data/{key}", wanted)
+        if found != wanted:
             raise CheckpointError(
-                f"{path} is damaged: data/{key} has {sizes[f'data/{key}']} bytes, expected {wanted}"
+                f"{path} is damaged: data/{key} has {found} bytes, expected {wanted}"
             )
 
 
@@ -167,19 +152,10 @@ class _Inert:
     def __new__(cls, *args: Any, **kwargs: Any) -> _Inert:
         return super().__new__(cls)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def _ignore(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
-
-    def append(self, item: Any) -> None:
-        pass
-
-    add = append
+    __init__ = __setstate__ = __setitem__ = append = add = _ignore
 
 
 class _StorageReader(pickle._Unpickler):
@@ -208,7 +184,7 @@ def _load_safely(path: Path, mapped: bool) -> Any:
     import takes two seconds."""
     try:
         return _load(path, plain_globals(), mapped)
-    except (pickle.UnpicklingError, Refused) as error:
+    except (pickle.UnpicklingError, CheckpointError) as error:
         if not re.search(r"(GLOBAL|wants) (fairseq|omegaconf)\.", str(error)):
             raise
     from fairseq_dpq.fairseq_plugin import compat
@@ -257,36 +233,29 @@ def _restricted(path: Path, allowed: list[Any]) -> Any:
     return types.SimpleNamespace(**{**vars(pickle), **names})
 
 
-def _refusal(path: Path, wanted: str) -> Refused:
-    return Refused(
+def _refusal(path: Path, wanted: str) -> CheckpointError:
+    return CheckpointError(
         f"{path} was refused: its pickle wants {wanted}, which is not data and could run code; "
         "if you know where the file comes from, use --trust"
     )
 
 
 def _check_state(path: Path, state: Any) -> dict[str, Any]:
+    def refuse(why: str) -> CheckpointError:
+        return CheckpointError(f"{path} is not a fairseq checkpoint: {why}")
+
     if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
-        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no 'model' entry")
+        raise refuse("it has no 'model' entry")
     weights = state["model"]
     if not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in weights.items()):
-        raise CheckpointError(f"{path} is not a fairseq checkpoint: 'model' is no table of tensors")
-    if not any(_present(state.get(key)) for key in ("cfg", "args")):
-        raise CheckpointError(
-            f"{path} is not a fairseq checkpoint: it has neither 'cfg' nor 'args', the "
-            "configuration of its model"
-        )
+        raise refuse("'model' is no table of tensors")
     for key, kinds in _KINDS.items():
         if state.get(key) is not None and not isinstance(state[key], kinds):
-            raise CheckpointError(
-                f"{path} is not a fairseq checkpoint: its {key} is of type "
-                f"{type(state[key]).__name__}"
-            )
+            raise refuse(f"its {key} is of type {type(state[key]).__name__}")
+    if not state.get("cfg") and not state.get("args"):
+        raise refuse("it has neither 'cfg' nor 'args', the configuration of its model")
     _check_sizes(path, weights)
     return state
-
-
-def _present(config: Any) -> bool:
-    return isinstance(config, Namespace) or (isinstance(config, Mapping) and len(config) > 0)
 
 
 def _check_sizes(path: Path, weights: Mapping[str, Tensor]) -> None:

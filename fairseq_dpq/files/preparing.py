@@ -5,16 +5,16 @@ has to be done here before anything is written."""
 from __future__ import annotations
 
 import copy
+import re
 from argparse import Namespace
-from typing import Any, Hashable, Mapping
+from typing import Any, Mapping
 
 import torch
 from torch import Tensor
 
 from fairseq_dpq.fairseq_plugin.configs import set_options
-from fairseq_dpq.files.checkpoint import Checkpoint, check_warmed_up
+from fairseq_dpq.files.checkpoint import Checkpoint, each_once
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.memory import identity
 
 _OLD_ROBERTA = "decoder.sentence_encoder."
 
@@ -32,18 +32,16 @@ def with_ema(checkpoint: Checkpoint) -> Checkpoint:
         raise CheckpointError(
             f"--ema: {checkpoint.path} has no EMA weights; it was trained without --store-ema"
         )
-    ema = checkpoint.state["extra_state"]["ema"]
-    if set(ema) != set(checkpoint.weights):
+    ema, weights = checkpoint.state["extra_state"]["ema"], checkpoint.weights
+    if set(ema) != set(weights):
         raise CheckpointError(
             f"--ema: the EMA weights of {checkpoint.path} are not those of its model"
         )
-    model = {key: ema[key] for key in checkpoint.weights}
-    for path in checkpoint.dpq_record().tables:
-        key = f"{path}.schedule"  # a count: an average of it is of no use
-        if key in model:
-            model[key] = checkpoint.weights[key]
+    # A schedule is a count: an average of it is of no use.
+    counts = {f"{path}.schedule" for path in checkpoint.dpq_record().tables}
+    model = {key: weights[key] if key in counts else ema[key] for key in weights}
     model = {key: t.float() if t.dtype == torch.float16 else t for key, t in model.items()}
-    return Checkpoint(checkpoint.path, {**checkpoint.state, "model": model}, checkpoint.file_bytes)
+    return checkpoint.with_weights(model)
 
 
 def average(checkpoints: list[Checkpoint]) -> Checkpoint:
@@ -52,15 +50,12 @@ def average(checkpoints: list[Checkpoint]) -> Checkpoint:
     for checkpoint in checkpoints:
         _check_alike(first, checkpoint)
         for path in checkpoint.dpq_record().tables:
-            check_warmed_up(checkpoint, path)
-    total: dict[str, Tensor] = {}
-    sums: dict[Hashable, Tensor] = {}  # one for the names of a shared tensor
-    for key, tensor in first.weights.items():
-        place = identity(tensor)
-        if place not in sums:
-            sums[place] = _mean([checkpoint.weights[key] for checkpoint in checkpoints])
-        total[key] = sums[place]
-    return Checkpoint(first.path, {**first.state, "model": total}, first.file_bytes)
+            checkpoint.check_warmed_up(path)
+
+    def mean(key: str, _: Tensor) -> Tensor:
+        return _mean([checkpoint.weights[key] for checkpoint in checkpoints])
+
+    return first.with_weights(each_once(first.weights, mean))
 
 
 def _mean(tensors: list[Tensor]) -> Tensor:
@@ -89,13 +84,12 @@ def _check_alike(first: Checkpoint, other: Checkpoint) -> None:
         raise CheckpointError(
             f"--average: {other.path} and {first.path} have different DPQ tables or options"
         )
-    for key, tensor in first.weights.items():
-        if key not in other.weights or other.weights[key].shape != tensor.shape:
+    mine, theirs = ({key: t.shape for key, t in c.weights.items()} for c in (first, other))
+    for key in {**mine, **theirs}:
+        if mine.get(key) != theirs.get(key):
             raise CheckpointError(
                 f"--average: {other.path} and {first.path} are different models: {key} differs"
             )
-    if len(other.weights) != len(first.weights):
-        raise CheckpointError(f"--average: {other.path} and {first.path} are different models")
 
 
 # Older fairseq ------------------------------------------------------------------------------------
@@ -106,10 +100,7 @@ def upgraded_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     old = any(key.startswith(_OLD_ROBERTA) for key in weights)
     if not old or any(key.startswith("encoder.") for key in weights):
         return dict(weights)
-    return {
-        "encoder" + key[len("decoder") :] if key.startswith("decoder.") else key: tensor
-        for key, tensor in weights.items()
-    }
+    return {re.sub(r"^decoder\.", "encoder.", key): tensor for key, tensor in weights.items()}
 
 
 def _interpolates(value: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any, Mapping
+from typing import Any, Collection, Mapping
 
 from torch import Tensor
 
@@ -78,6 +78,11 @@ class TablesRecord:
     version: int = VERSION
     written_by: str = f"fairseq-dpq {__version__}"
 
+    def names(self) -> dict[str, str]:
+        """All module paths of the tables, with the first path of the table that each names."""
+        tables = self.tables.items()
+        return {name: path for path, table in tables for name in (path, *table.aliases)}
+
     def to_json(self) -> str:
         return sealed(asdict(self))
 
@@ -122,13 +127,17 @@ def _crc32(raw: dict[str, Any]) -> int:
     return text_crc32(json.dumps(raw, sort_keys=True))
 
 
-def _check_names(what: str, raw: dict[str, Any], cls: Any) -> None:
-    """Raise ValueError for entries that the class does not have, and for those that are missing."""
-    names = {f.name for f in fields(cls)}
-    needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
-    for name in sorted(set(raw) - names):
+def _check_names(what: str, raw: Collection[str], cls: Any, every: bool = False) -> None:
+    """Raise ValueError for names that are no fields of a class, and for fields that are missing:
+    `every` one, or those without a default."""
+    needed = {
+        f.name
+        for f in fields(cls)
+        if every or (f.default is MISSING and f.default_factory is MISSING)
+    }
+    for name in sorted({*raw} - {f.name for f in fields(cls)}):
         raise ValueError(f"{what} has the unknown entry {shown(name)}")
-    for name in sorted(needed - set(raw)):
+    for name in sorted(needed - {*raw}):
         raise ValueError(f"{what} has no {name}")
 
 
@@ -146,30 +155,27 @@ def _check(table: Table, stage: str) -> None:
     _check_options(table.options)
     if stage == "compact":
         settings = dict(table.form)
-        kind = settings.pop("kind")
-        if not isinstance(kind, str) or kind not in FORMS:
-            raise DPQConfigError(
-                f"the checkpoint stores a table as {shown(kind)}; this fairseq-dpq knows "
-                f"{', '.join(FORMS)}: update fairseq-dpq, or install the package that adds it"
-            )
+        kind = _known("stores a table as", settings.pop("kind"), FORMS)
         check_settings(FORMS[kind], settings)
+
+
+def _known(what: str, name: Any, known: Mapping[str, Any]) -> str:
+    """The name of a method or form that is installed; anything else is an error."""
+    if not isinstance(name, str) or name not in known:
+        raise DPQConfigError(
+            f"the checkpoint {what} {shown(name)}; this fairseq-dpq knows {', '.join(known)}: "
+            "update fairseq-dpq, or install the package that adds it"
+        )
+    return name
 
 
 def _check_options(options: dict[str, Any]) -> None:
     """All options of the method, each of its type; their values are checked with the tensors."""
     if not options:
         return
-    name = options.get("method")
-    if not isinstance(name, str) or name not in METHODS:
-        raise DPQConfigError(
-            f"the checkpoint was trained by method {shown(name)}; this fairseq-dpq knows "
-            f"{', '.join(METHODS)}: install the package that has it, or update fairseq-dpq"
-        )
+    name = _known("was trained by method", options.get("method"), METHODS)
     known = {f.name: f for f in fields(METHODS[name].options)}
-    for other in sorted({*options} - {*known, "method"}):
-        raise ValueError(f"unknown option {shown(other)}")
-    for other in sorted({*known} - {*options}):
-        raise ValueError(f"there is no option {other}")
+    _check_names("options", {*options} - {"method"}, METHODS[name].options, every=True)
     for key, f in known.items():
         value, kind = options[key], option_type(f)
         if value is None and f.default is None:

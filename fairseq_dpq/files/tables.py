@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from fairseq_dpq.fairseq_plugin.configs import get_option
 from fairseq_dpq.fairseq_plugin.options import TIED_BY, choose, in_decoder
-from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes, table_keys
+from fairseq_dpq.files.checkpoint import Checkpoint, keys_of
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.record import Table, TablesRecord
+from fairseq_dpq.files.record import Table
 from fairseq_dpq.forms.base import Form
 from fairseq_dpq.model import EmbeddingTable, tables_among
-from fairseq_dpq.size_report import Change, Left
+from fairseq_dpq.size_report import Left
 
 _POSITIONS = re.compile(r"(embed_positions|position|segment)")
 _TOKENS = re.compile(r"(^|\.)(embed_tokens|embeddings\.\d+\.0)\.weight$")
@@ -61,11 +61,8 @@ def token_tables(weights: Mapping[str, Tensor], cfg: Any) -> list[EmbeddingTable
 
 def choose_tables(checkpoint: Checkpoint, wanted: str) -> list[EmbeddingTable]:
     """The full tables that the words of --dpq-embeddings select."""
-    tables = [
-        found
-        for found in token_tables(checkpoint.weights, checkpoint.model_cfg)
-        if found.path.split(".")[-1] == "embed_tokens"
-    ]
+    found = token_tables(checkpoint.weights, checkpoint.model_cfg)
+    tables = [table for table in found if table.path.split(".")[-1] == "embed_tokens"]
     if not tables:
         raise CheckpointError(f"{checkpoint.path} has no token embedding (embed_tokens.weight)")
     return choose(tables, wanted)
@@ -127,9 +124,10 @@ def table_facts(path: str, table: Table, form: Form) -> dict[str, Any]:
     return facts
 
 
-def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict[str, Any]]:
+def left_alone(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Tables that stay as they are, and why."""
-    taken = table_keys(checkpoint.weights, record)
+    record = checkpoint.record
+    taken = set(keys_of(checkpoint.weights, record.names() if record else ()))
     rest = {k: t for k, t in checkpoint.weights.items() if k not in taken and t.dim() == 2}
     twins = {
         f"{other}.weight": f"{found.path}.weight"
@@ -153,30 +151,14 @@ def left_alone(checkpoint: Checkpoint, record: TablesRecord | None) -> list[dict
     return out
 
 
-def run_of(checkpoint: Checkpoint, record: TablesRecord) -> Any:
+def run_of(checkpoint: Checkpoint) -> Any:
     """What the checkpoints of one training have in common, and those of two hardly ever."""
     cfg = checkpoint.state.get("cfg")
     options = [("checkpoint", "save_dir"), ("common", "seed"), ("task", "data")]
-    own = [get_option(get_option(cfg, section), key) for section, key in options]
-    tables = {
-        path: (table.num_embeddings, table.embedding_dim, table.options)
-        for path, table in record.tables.items()
-    }
-    return [*map(str, own), get_option(checkpoint.model_cfg, "arch"), tables]
-
-
-def model_sizes(
-    weights: Mapping[str, Tensor], record: TablesRecord, tables: Sequence[Mapping[str, Any]]
-) -> tuple[Change, Change]:
-    """The embeddings and the whole model, full and compact, given the facts of its tables.
-
-    All that is not a DPQ table counts as it is in `weights`.
-    """
-    mine = table_keys(weights, record)
-    rest = stored_bytes([tensor for key, tensor in weights.items() if key not in mine])
-    full = sum(table["full_bytes"] for table in tables)
-    small = sum(table["compact_bytes"] for table in tables)
-    return Change(full, small), Change(rest + full, rest + small)
+    own = [str(get_option(get_option(cfg, section), key)) for section, key in options]
+    tables = checkpoint.dpq_record().tables.items()
+    shapes = {path: (*table.size[:2], table.options) for path, table in tables}
+    return [*own, get_option(checkpoint.model_cfg, "arch"), shapes]
 
 
 def could_follow(
@@ -184,14 +166,12 @@ def could_follow(
 ) -> list[Left]:
     """The tables and output layers among what was left alone that could be compressed too, at the
     ratio that the first table has."""
-    ratio = tables[0]["measured_cr"] if tables else 1.0
-    out = []
-    for item in left:
-        if item["kind"] == "table":
-            small = int(item["bytes"] / max(ratio, 1))
-            out.append(Left(item["name"], item["bytes"], small, "--dpq-embeddings all"))
+    ratio = max(tables[0]["measured_cr"], 1) if tables else 1
+    full = [item for item in left if item["kind"] == "table"]
     shapes = [(table["num_embeddings"], table["embedding_dim"]) for table in tables]
-    shapes += [tuple(item["shape"]) for item in left if item["kind"] == "table"]
+    shapes += [tuple(item["shape"]) for item in full]
+    how = "--dpq-embeddings all"
+    out = [Left(item["name"], item["bytes"], int(item["bytes"] / ratio), how) for item in full]
     for item in left:
         if item["kind"] == "output" and tuple(item["shape"]) in shapes:
             layer = item["name"].rsplit(".", 2)[-2]

@@ -9,7 +9,8 @@ import re
 import secrets
 import shutil
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, BinaryIO, Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def check_target(target: Path, inputs: list[Path], force: bool) -> None:
     if target.is_dir():
         raise CheckpointError(f"{target} is a directory; give the name of a file in it")
     if target.exists() and not force:
-        raise CheckpointError(f"{target} exists; use --force to replace it")
+        raise _exists(target)
     if not target.parent.is_dir():
         raise CheckpointError(f"the folder of {target} does not exist")
 
@@ -47,10 +48,11 @@ def check_target(target: Path, inputs: list[Path], force: bool) -> None:
 def write_whole(
     target: Path,
     write: Callable[[BinaryIO], Any],
-    check: Callable[[Path], None] | None = None,
+    check: Callable[[Path], Any] | None = None,
     force: bool = False,
-) -> None:
-    """Write a temporary file beside `target`, fsync, `check` it, and only then give it its name.
+) -> Any:
+    """Write a temporary file beside `target`, fsync, `check` it, and only then give it its name;
+    returns what `check` did.
 
     The temporary file is locked as long as its process lives: the next run can tell what a killed
     one has left from what another is writing.
@@ -62,8 +64,7 @@ def write_whole(
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-                if check is not None:
-                    check(part)
+                checked = None if check is None else check(part)
                 _give_name(part, target, force)
         except OSError as error:
             raise _explain(target, error) from error
@@ -71,6 +72,7 @@ def write_whole(
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
     _sync_folder(target.parent)
+    return checked
 
 
 def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], meta: dict[str, str]) -> None:
@@ -104,99 +106,73 @@ def write_form(
     if symbols is not None:
         tensors[SYMBOLS] = symbols_tensor(symbols)
     meta = metadata(name, table_config(form), tensors)
-    write_whole(target, lambda file: write_tensors(file, tensors, meta), None, force)
+    write_whole(target, lambda file: write_tensors(file, tensors, meta), force=force)
 
 
 def _create(part: Path, target: Path) -> BinaryIO:
     """Open and lock a temporary file, once those of killed runs on the same target are gone."""
-    with _folder_lock(target.parent):
-        pattern = re.compile(re.escape(f".{target.name}.") + r"\d+\.[0-9a-f]{8}\.tmp")
-        for name in os.listdir(target.parent):
-            if pattern.fullmatch(name) and not _remove_unlocked(target.parent / name):
-                raise CheckpointError(f"another run is writing {target}")
-        file = part.open("xb")
-        if fcntl is not None:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return file
-
-
-@contextlib.contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    """Between two processes, one at a time looks for temporary files and makes its own."""
-    handle = os.open(folder, os.O_RDONLY) if fcntl is not None else None
-    try:
-        if handle is not None:
-            with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _remove_unlocked(part: Path) -> bool:
-    """Remove a temporary file unless a living process holds it."""
     if fcntl is None:
-        return True
-    with contextlib.suppress(FileNotFoundError), part.open("rb+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        part.unlink()
-    return True
+        return part.open("xb")
+    pattern = re.compile(re.escape(f".{target.name}.") + r"\d+\.[0-9a-f]{8}\.tmp")
+    at_once = fcntl.LOCK_EX | fcntl.LOCK_NB
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(folder, fcntl.LOCK_EX)  # one process at a time looks and makes its own
+        for old in filter(pattern.fullmatch, os.listdir(target.parent)):
+            with contextlib.suppress(FileNotFoundError), (target.parent / old).open("rb+") as left:
+                try:
+                    fcntl.flock(left, at_once)
+                except BlockingIOError:
+                    raise CheckpointError(f"another run is writing {target}") from None
+                (target.parent / old).unlink()
+        file = part.open("xb")
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, at_once)
+        return file
+    finally:
+        os.close(folder)
 
 
 def save_state(state: Any, file: BinaryIO) -> None:
     """torch.save, with the operating system's own error where writing fails."""
-    guard: Any = _Guard(file)
+    errors: list[OSError] = []
+
+    def write(data: Any) -> int:
+        try:
+            return file.write(data)
+        except OSError as error:
+            errors.append(error)
+            raise
+
+    guard: Any = SimpleNamespace(write=write, flush=file.flush)
     try:
         torch.save(state, guard)
     except BaseException:
         # torch's writer covers the first error up with complaints about its own position
-        if guard.error is not None:
-            raise guard.error from None
+        if errors:
+            raise errors[0] from None
         raise
 
 
-def write_state(
-    target: Path, state: Any, check: Callable[[Path], None] | None = None, force: bool = False
-) -> None:
+def write_state(target: Path, state: Any, check: Callable[[Path], Any], force: bool = False) -> Any:
     """Write a checkpoint, as `write_whole` does."""
-    write_whole(target, lambda file: save_state(state, file), check, force)
-
-
-class _Guard:
-    """A file that remembers why it could not be written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = self.error or error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
+    return write_whole(target, lambda file: save_state(state, file), check, force)
 
 
 def _give_name(part: Path, target: Path, force: bool) -> None:
-    if force:
-        os.replace(part, target)
-        return
-    try:
-        os.link(part, target)  # unlike a rename, never replaces what came meanwhile
-    except FileExistsError:
-        raise CheckpointError(f"{target} exists; use --force to replace it") from None
-    except OSError:  # a file system without links
-        if target.exists():
-            raise CheckpointError(f"{target} exists; use --force to replace it") from None
-        os.replace(part, target)
+    if not force:
+        try:
+            os.link(part, target)  # unlike a rename, never replaces what came meanwhile
+            return
+        except OSError:  # it is there, or the file system has no links
+            if os.path.lexists(target):
+                raise _exists(target) from None
+    os.replace(part, target)
+
+
+def _exists(target: Path) -> CheckpointError:
+    return CheckpointError(f"{target} exists; use --force to replace it")
 
 
 def _sync_folder(folder: Path) -> None:

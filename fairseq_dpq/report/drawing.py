@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
@@ -16,57 +15,47 @@ from fairseq_dpq.figures import style
 _LONG, _STEM = 28, 120  # characters of a name in a figure, and in that of its file
 
 
-@dataclass
-class Drawn:
-    """A figure that was written: its file name without ending, and what it shows."""
-
-    stem: str
-    title: str
-    svg: str
-
-
-def draw_figures(report: dict[str, Any], folder: Path) -> dict[str, Drawn]:
-    """Write all figures as SVG and PNG; by their keys, as the page asks for them."""
-    out: dict[str, Drawn] = {}
+def draw_figures(report: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Write all figures as SVG and PNG. Returns the text of each SVG, by the key that the page asks
+    for."""
+    out: dict[str, str] = {}
+    stems: set[str] = set()
     with warnings.catch_warnings():
         # A name in a script that the font lacks: the SVG has it as text, in the reader's font.
         warnings.filterwarnings("ignore", message="Glyph")
-        for key, title, height, draw, *what in _figures(report):
+        for key, height, draw, *what in _figures(report):
             stem = re.sub(r"[^A-Za-z0-9]+", "-", key)[:_STEM].strip("-").lower()
-            while any(stem == drawn.stem for drawn in out.values()):
+            while stem in stems:
                 stem += "-2"
+            stems.add(stem)
             with style.figure((style.WIDE[0], height)) as figure:
                 draw(figure, *what)
                 svg, _ = style.save(figure, folder / stem)
-            out[key] = Drawn(stem, title, svg.read_text(encoding="utf-8"))
+            out[key] = svg.read_text(encoding="utf-8")
     return out
 
 
 def _figures(report: dict[str, Any]) -> Iterator[Any]:
-    """Of each figure: key, title, height in inches, and how it is drawn."""
+    """Of each figure: key, height in inches, and how it is drawn."""
     models = report["models"]
-    if any(model["tables"] for model in models):
+    tables = [(model, table) for model in models for table in model["tables"]]
+    if tables:
         bars = len(models) + (without_codes(models) is not None)
-        yield "sizes", "Bytes of each model", 0.9 + 0.32 * bars, _sizes, models
-    for model in models:
-        for table in model["tables"]:
-            if "use" in table:
-                name, path = model["name"], table["path"]
-                height = min(6.0, max(2.2, 1.2 + 0.11 * table["D"]))
-                yield f"codes {name} {path}", f"Codes of {name}, {path}", height, code_map, table
-    far = [
-        (m, t) for m in models for t in m["tables"] if (t.get("distances") or {}).get("measured")
-    ]
+        yield "sizes", 0.9 + 0.32 * bars, _sizes, models
+    for model, table in tables:
+        if "use" in table:
+            height = min(6.0, max(2.2, 1.2 + 0.11 * table["D"]))
+            yield f"codes {model['name']} {table['path']}", height, code_map, table
+    far = [(m, t) for m, t in tables if (t.get("distances") or {}).get("measured")]
+    order = [model["name"] for model in models]
     if far:
-        height = 2.4 * math.ceil(len(far) / 2)
-        yield "distances", "Distance of queries", height, _distances, models, far
+        yield "distances", 2.4 * math.ceil(len(far) / 2), _distances, far, order
     if report["changes"]:
-        yield "changes", "Codes that changed", style.WIDE[1], _changes, report["changes"]
+        yield "changes", style.WIDE[1], _changes, report["changes"]
     panels = _panels(report["curves"])
     if panels:
-        order = [model["name"] for model in models]
         height = 2.5 * math.ceil(len(panels) / 2)
-        yield "curves", "Training", height, _curves, report["curves"], panels, order
+        yield "curves", height, _curves, report["curves"], panels, order
 
 
 def short(name: str) -> str:
@@ -76,43 +65,37 @@ def short(name: str) -> str:
 
 def without_codes(models: Sequence[dict[str, Any]]) -> dict[str, int] | None:
     """What the first compressed model would take with full tables, if no full model is shown."""
-    coded = [m for m in models if m["kind"] != "full" and m["sizes"].get("full_embedding_bytes")]
-    if not coded or len(coded) < len(models):
+    sizes = [m["sizes"] for m in models if m["kind"] != "full"]
+    if len(sizes) < len(models) or not all(own.get("full_embedding_bytes") for own in sizes):
         return None
-    of = coded[0]["sizes"]
-    full = of["full_embedding_bytes"]
-    return {
-        "embedding_bytes": full,
-        "model_bytes": of["model_bytes"] - of["embedding_bytes"] + full,
-    }
+    full, first = sizes[0]["full_embedding_bytes"], sizes[0]
+    whole = first["model_bytes"] - first["embedding_bytes"] + full
+    return {"embedding_bytes": full, "model_bytes": whole}
 
 
 def _sizes(figure: Any, models: Sequence[dict[str, Any]]) -> None:
-    columns = [
-        ("embeddings", "embedding_bytes", "compact_embedding_bytes"),
-        ("model without optimiser", "model_bytes", "compact_model_bytes"),
-        ("file", "file_bytes", "compact_file_bytes"),
-    ]
+    columns = {
+        "embeddings": "embedding_bytes",
+        "model without optimiser": "model_bytes",
+        "file": "file_bytes",
+    }
+    bars = [(short(m["name"]), style.series_color(i), m["sizes"]) for i, m in enumerate(models)]
     before = without_codes(models)
-    for at, (axes, (title, now, small)) in enumerate(zip(figure.subplots(1, 3), columns)):
-        shown = [model["sizes"].get(small) or model["sizes"][now] for model in models]
-        colors = [style.series_color(number) for number in range(len(models))]
-        names = [short(model["name"]) for model in models]
-        if before is not None:
-            shown.insert(0, before.get(now, 0))
-            colors.insert(0, style.LIGHT.muted)
-            names.insert(0, "full table (float32)")
-        place = range(len(shown))
-        axes.barh(place, shown, color=colors, height=0.62)
-        axes.invert_yaxis()
+    if before is not None:
+        bars.insert(0, ("full table (float32)", style.LIGHT.muted, before))
+    names, colors, sizes = zip(*bars)
+    panels = figure.subplots(1, 3, sharey=True)
+    panels[0].invert_yaxis()
+    for axes, (title, name) in zip(panels, columns.items()):
+        shown = [own.get(f"compact_{name}") or own.get(name, 0) for own in sizes]
+        axes.barh(range(len(bars)), shown, color=colors, height=0.62)
         axes.set_title(title, fontsize=9)
-        axes.set_yticks(place, names if at == 0 else [""] * len(names))
+        axes.set_yticks(range(len(bars)), names)
         axes.tick_params(axis="y", length=0, labelcolor=style.LIGHT.ink)
         axes.set_xticks([])
         axes.grid(False)
-        for side in ("bottom", "left"):
-            axes.spines[side].set_visible(False)
-        top = max(max(shown), 1)
+        axes.spines[["bottom", "left"]].set_visible(False)
+        top = max(*shown, 1)
         axes.set_xlim(0, 1.45 * top)
         for y, size in enumerate(shown):
             if size:
@@ -147,16 +130,13 @@ def code_map(figure: Any, table: dict[str, Any]) -> None:
     right.spines["left"].set_visible(False)
 
 
-def _distances(
-    figure: Any, models: Sequence[dict[str, Any]], far: Sequence[tuple[Any, Any]]
-) -> None:
+def _distances(figure: Any, far: Sequence[tuple[Any, Any]], order: list[str]) -> None:
     several = len({table["path"] for _, table in far}) > 1
-    names = [model["name"] for model in models]
     for axes, (model, table) in _two_columns(figure, far):
         histogram = table["distances"]["relative"]["histogram"]
         share = numpy.array(histogram["counts"]) * 100 / max(sum(histogram["counts"]), 1)
         edges = histogram["edges"]
-        color = style.series_color(names.index(model["name"]))
+        color = style.series_color(order.index(model["name"]))
         axes.bar(edges[:-1], share, width=edges[1] - edges[0], align="edge", color=color)
         title = f"{model['name']} {table['path']}" if several else model["name"]
         axes.set_title(short(title), fontsize=9)

@@ -1,37 +1,25 @@
-"""Files of every kind as the report takes them: training, compact, full, and exported tables."""
+"""Files of every kind as inspect and report take them: training, compact, full, and exported."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from fairseq_dpq.fairseq_plugin.configs import get_option
-from fairseq_dpq.files.checkpoint import (
-    Checkpoint,
-    Progress,
-    keys_of,
-    stored_bytes,
-    stored_form,
-    training_layer,
-)
-from fairseq_dpq.files.data import find_dictionary, read_dictionary
+from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
+from fairseq_dpq.files.data import symbols_of
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.reader import is_safetensors, read_tensors
-from fairseq_dpq.files.record import Table, TablesRecord
-from fairseq_dpq.files.tables import left_alone, table_facts, token_tables
+from fairseq_dpq.files.record import Table
+from fairseq_dpq.files.tables import table_facts, token_tables
 from fairseq_dpq.forms import FORMS
 from fairseq_dpq.forms.base import Form, Parts
-from fairseq_dpq.layer import DPQEmbedding
-
-
-def silent(what: str, total: int) -> Callable[[int], None]:
-    """Progress that nobody sees."""
-    return lambda done: None
+from fairseq_dpq.model import EmbeddingTable
 
 
 @dataclass
@@ -43,10 +31,9 @@ class TableView:
     d: int
     padding_idx: int | None
     rows: Callable[[Tensor], Tensor]  # ids -> their vectors
-    sizes: dict[str, Any]  # bytes and ratios
+    facts: dict[str, Any]  # names, bytes and ratios
     form: Form | None = None  # None for a full table
     options: dict[str, Any] = field(default_factory=dict)  # of a trained table
-    layer: DPQEmbedding | None = None  # of a training checkpoint
     symbols: list[str] | None = None
 
     @property
@@ -81,134 +68,100 @@ class Model:
     path: Path
     kind: str  # training, compact, full, exported
     tables: list[TableView]
-    sizes: dict[str, Any]
-    updates: int | None = None
-    source: str | None = None  # of a compact file: the training checkpoint's name
+    bytes: dict[str, Any]  # of the file and its parts
+    checkpoint: Checkpoint | None = None  # None of an exported table
     notes: list[str] = field(default_factory=list)
 
     def table(self, path: str) -> TableView | None:
         return next((table for table in self.tables if table.path == path), None)
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Its bytes, those of its tables, and what it would take with compact ones."""
+
+        def total(name: str) -> int:
+            return sum(table.facts[name] for table in self.tables)
+
+        stored, full = total("stored_bytes"), total("full_bytes")
+        sizes = {**self.bytes, "embedding_bytes": stored, "full_embedding_bytes": full}
+        if self.tables and all("compact_bytes" in table.facts for table in self.tables):
+            small = total("compact_bytes")
+            sizes["compact_embedding_bytes"] = small
+            sizes["compact_model_bytes"] = sizes["model_bytes"] - stored + small
+        return sizes
+
+    @property
+    def updates(self) -> int | None:
+        """The updates of its training, where it says so."""
+        history = self.checkpoint.state.get("optimizer_history") if self.checkpoint else None
+        number = get_option(history[-1], "num_updates") if history else None
+        return number if isinstance(number, int) else None
+
 
 def load_model(
-    path: Path,
-    name: str,
-    dictionaries: dict[str, Path],
-    trust: bool = False,
-    progress: Progress = silent,
+    path: Path, name: str = "", dictionaries: Mapping[str, Path] | None = None, trust: bool = False
 ) -> Model:
-    """Read a file of any kind. `dictionaries` are by table; the key "" is for all others."""
+    """Read a file of any kind. `dictionaries` are by table; the key "" is for all others. With none
+    at all, symbols are not looked for."""
     if is_safetensors(path):
-        model = _exported(path, name)
+        opened = read_tensors(path)
+        form = opened.form(FORMS)
+        own = Table(form.num_embeddings, form.embedding_dim, form.padding_idx, {})
+        table = _coded(opened.name, own, form, form.saved_nbytes)
+        table.symbols = opened.symbols()
+        sizes = {"file_bytes": path.stat().st_size, "optimizer_bytes": 0}
+        return Model(name, path, "exported", [table], {**sizes, "model_bytes": form.saved_nbytes})
+    checkpoint = Checkpoint.load(path, trust)
+    record = checkpoint.record
+    if record is None:
+        found = token_tables(checkpoint.weights, checkpoint.model_cfg)
+        tables = [_full(checkpoint, table) for table in found]
     else:
-        checkpoint = Checkpoint.load(path, trust)
-        record = checkpoint.record()
-        sizes: dict[str, Any] = {
-            "file_bytes": checkpoint.file_bytes,
-            "optimizer_bytes": stored_bytes(checkpoint.state.get("last_optimizer_state")),
-            "model_bytes": stored_bytes(checkpoint.weights),
-        }
-        model = Model(name, path, "full", [], sizes, _updates(checkpoint))
-        if record is None:
-            model.tables = _full_tables(checkpoint)
-        else:
-            model.kind, model.source = record.stage, record.source
-            model.tables = [
-                _dpq_table(checkpoint, record, table_path, progress) for table_path in record.tables
-            ]
-            model.sizes["left_alone"] = left_alone(checkpoint, record)
-        _add_symbols(model, checkpoint, dictionaries)
-    whole_model(model)
+        tables = [
+            _coded(at, table, checkpoint.form(at), checkpoint.table_bytes(at))
+            for at, table in record.tables.items()
+        ]
+    sizes = {"file_bytes": checkpoint.file_bytes, "optimizer_bytes": checkpoint.optimizer_bytes()}
+    sizes["model_bytes"] = stored_bytes(checkpoint.weights)
+    model = Model(name, path, record.stage if record else "full", tables, sizes, checkpoint)
+    for table in tables if dictionaries is not None else ():
+        _add_symbols(model, checkpoint, table, dictionaries or {})
     return model
 
 
 def _coded(path: str, table: Table, form: Form, stored: int) -> TableView:
     """A table that is, or would be, stored as `form`; `stored` bytes is what it takes now."""
-    facts = table_facts(path, table, form)
-    names = ("full_bytes", "compact_bytes", "formula_cr", "measured_cr", "bits_per_symbol")
-    sizes = {**{name: facts[name] for name in (*names, "description")}, "stored_bytes": stored}
+    facts = {**table_facts(path, table, form), "stored_bytes": stored}
     n, d = table.num_embeddings, table.embedding_dim
-    return TableView(path, n, d, form.padding_idx, form, sizes, form, table.options)
+    return TableView(path, n, d, form.padding_idx, form, facts, form, table.options)
 
 
-def _exported(path: Path, name: str) -> Model:
-    opened = read_tensors(path)
-    form, symbols = opened.form(FORMS), opened.symbols()
-    own = Table(form.num_embeddings, form.embedding_dim, form.padding_idx, {})
-    table = _coded(opened.name, own, form, form.saved_nbytes)
-    table.symbols = symbols
-    sizes = {"file_bytes": path.stat().st_size, "optimizer_bytes": 0}
-    sizes["model_bytes"] = form.saved_nbytes
-    return Model(name, path, "exported", [table], sizes)
+def _full(checkpoint: Checkpoint, found: EmbeddingTable) -> TableView:
+    weight = checkpoint.weights[f"{found.path}.weight"].detach()
+    n, d = weight.shape
+    facts: dict[str, Any] = {"path": found.path, "aliases": found.paths[1:]}
+    facts.update(num_embeddings=n, embedding_dim=d, description="full table")
+    facts.update(full_bytes=4 * n * d, stored_bytes=weight.numel() * weight.element_size())
+    pad = get_option(checkpoint.model_cfg, "pad")
+    padding_idx = pad if isinstance(pad, int) and 0 <= pad < n else 1 if n > 1 else None
+    return TableView(found.path, n, d, padding_idx, lambda ids: weight[ids].float(), facts)
 
 
-def _updates(checkpoint: Checkpoint) -> int | None:
-    history = checkpoint.state.get("optimizer_history")
-    last = history[-1] if isinstance(history, list) and history else None
-    number = get_option(last, "num_updates") if isinstance(last, dict) else None
-    return number if isinstance(number, int) else None
-
-
-def _dpq_table(
-    checkpoint: Checkpoint, record: TablesRecord, path: str, progress: Progress
-) -> TableView:
-    table = record.tables[path]
-    layer = None
-    if record.stage == "compact":
-        form = stored_form(checkpoint, path, table)
-    else:
-        layer = training_layer(checkpoint, path, table)
-        form = layer.compact(packed=True, progress=progress(path, table.num_embeddings))
-    mine = keys_of(checkpoint.weights, [path])
-    stored = stored_bytes([checkpoint.weights[key] for key in mine])
-    return replace(_coded(path, table, form, stored), layer=layer)
-
-
-def _full_tables(checkpoint: Checkpoint) -> list[TableView]:
-    out = []
-    for found in token_tables(checkpoint.weights, checkpoint.model_cfg):
-        weight = checkpoint.weights[f"{found.path}.weight"].detach()
-        n, d = weight.shape
-        total = weight.numel() * weight.element_size()
-        sizes = {"full_bytes": 4 * n * d, "stored_bytes": total, "description": "full table"}
-        pad = get_option(checkpoint.model_cfg, "pad")
-        padding_idx = pad if isinstance(pad, int) and 0 <= pad < n else 1 if n > 1 else None
-
-        def rows(ids: Tensor, weight: Tensor = weight) -> Tensor:
-            return weight[ids].float()
-
-        out.append(TableView(found.path, n, d, padding_idx, rows, sizes))
-    return out
-
-
-def _add_symbols(model: Model, checkpoint: Checkpoint, dictionaries: dict[str, Path]) -> None:
-    for table in model.tables:
-        named = dictionaries.get(table.path)
-        if named is not None:
-            table.symbols = read_dictionary(named, table.path, table.n)
-            continue
-        problems = []
-        for file in (dictionaries.get(""), None):
-            try:
-                found = file or find_dictionary(checkpoint, table.path)
-                table.symbols = read_dictionary(found, table.path, table.n)
-                break
-            except CheckpointError as error:
-                problems.append(str(error).replace(", or --no-symbols", ""))
-        else:
-            model.notes.append(problems[0 if dictionaries else -1])
-
-
-def whole_model(model: Model) -> None:
-    """Totals over the tables, and what the model would take with compact ones."""
-    sizes = model.sizes
-    sizes["embedding_bytes"] = sum(table.sizes["stored_bytes"] for table in model.tables)
-    sizes["full_embedding_bytes"] = sum(table.sizes["full_bytes"] for table in model.tables)
-    compact = [table.sizes.get("compact_bytes") for table in model.tables]
-    if compact and None not in compact:
-        total = sum(size for size in compact if size is not None)
-        sizes["compact_embedding_bytes"] = total
-        sizes["compact_model_bytes"] = sizes["model_bytes"] - sizes["embedding_bytes"] + total
+def _add_symbols(
+    model: Model, checkpoint: Checkpoint, table: TableView, dictionaries: Mapping[str, Path]
+) -> None:
+    """Of the table's own dictionary, of that for all, or of the data that it was trained with."""
+    own = dictionaries.get(table.path)
+    problems = []
+    for file in [own] if own else [dictionaries.get(""), None]:
+        try:
+            table.symbols = symbols_of(checkpoint, table.path, table.n, file)
+            return
+        except CheckpointError as error:
+            if own:
+                raise
+            problems.append(str(error).replace(", or --no-symbols", ""))
+    model.notes.append(problems[0 if dictionaries else -1])
 
 
 def join_compact(models: list[Model]) -> list[Model]:
@@ -219,15 +172,16 @@ def join_compact(models: list[Model]) -> list[Model]:
         if origin is None:
             out.append(model)
         else:
-            origin.sizes["compact_file_bytes"] = model.sizes["file_bytes"]
-            origin.sizes["compact_file"] = str(model.path)
+            compact = {"compact_file_bytes": model.bytes["file_bytes"]}
+            origin.bytes.update(compact, compact_file=str(model.path))
     return out
 
 
 def _made_of(compact: Model, other: Model) -> bool:
-    if (compact.kind, other.kind) != ("compact", "training") or not compact.source:
+    if (compact.kind, other.kind) != ("compact", "training") or compact.checkpoint is None:
         return False
-    if Path(compact.source).name != other.path.name or len(compact.tables) != len(other.tables):
+    source = compact.checkpoint.dpq_record().source
+    if Path(source or "").name != other.path.name or len(compact.tables) != len(other.tables):
         return False
     for ours in compact.tables:
         theirs = other.table(ours.path)
@@ -236,13 +190,3 @@ def _made_of(compact: Model, other: Model) -> bool:
         if ours.parts.sizes != theirs.parts.sizes or not torch.equal(ours.codes, theirs.codes):
             return False
     return True
-
-
-def short_names(paths: list[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart."""
-    parts = [path.absolute().with_suffix("").parts for path in paths]
-    for length in range(1, max(map(len, parts), default=1) + 1):
-        names = ["/".join(part[-length:]) for part in parts]
-        if len(set(names)) == len(names):
-            break
-    return names if paths else []

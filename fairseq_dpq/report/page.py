@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import os
 import shutil
 import tempfile
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Iterator
-from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, Undefined
 from markupsafe import Markup
@@ -25,11 +23,10 @@ from markupsafe import Markup
 from fairseq_dpq.figures.style import human, require_matplotlib, series_color
 from fairseq_dpq.files.errors import CheckpointError, printable
 from fairseq_dpq.files.writer import check_target, write_whole
-from fairseq_dpq.report.drawing import Drawn, draw_figures
+from fairseq_dpq.report.drawing import draw_figures
 
 PAGE, NUMBERS, FIGURES = "report.html", "report.json", "figures"
 _HERE = Path(__file__).parent
-_GROUPS = 64  # groups of the code table that are shown
 _SECTIONS = {
     "search": "Search",
     "sizes": "Sizes",
@@ -69,8 +66,7 @@ def write_report(
             for file in sorted(Path(work).iterdir()):
                 os.replace(file, out / FIGURES / file.name)
         for name, text in ((NUMBERS, json.dumps(report, indent=1)), (PAGE, page)):
-            content = io.BytesIO(text.encode("utf-8"))
-            write_whole(out / name, partial(shutil.copyfileobj, content), force=force)
+            write_whole(out / name, methodcaller("write", text.encode("utf-8")), force=force)
     except BaseException:
         if made:
             shutil.rmtree(out, ignore_errors=True)
@@ -78,16 +74,14 @@ def write_report(
 
 
 def render_page(
-    report: dict[str, Any], search: dict[str, Any], figures: dict[str, Drawn], title: str
+    report: dict[str, Any], search: dict[str, Any], figures: dict[str, str], title: str
 ) -> str:
     """The whole page as text."""
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, finalize=_text
     )
-    environment.filters["base64"] = lambda text: base64.b64encode(text.encode()).decode()
-    environment.filters["number"] = _number
-    environment.filters["color"] = series_color
-    environment.filters["human"] = human
+    environment.filters.update(base64=_base64, number=_number, color=series_color, human=human)
+    environment.filters["printable"] = printable
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     coded = [(m, t) for m in report["models"] for t in m["tables"] if "use" in t]
     words = dict.fromkeys(entry["word"] for own in report["words"].values() for entry in own)
@@ -106,12 +100,10 @@ def render_page(
         policy=_policy(script),
         data=_data({**search, "reference": report["reference"]}),
         sections=[(key, name) for key, name in _SECTIONS.items() if shown[key]],
-        chips=[(word, quote(printable(word), safe="")) for word in words],
+        words=words,
         coded=coded,
-        several=len([path for path, own in report["words"].items() if own]) > 1,
         overlap=_mean_overlap(report),
         code_tables=tables,
-        limit=_GROUPS,
         notes=notes,
     )
 
@@ -131,9 +123,14 @@ def _data(value: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c"))
 
 
+def _base64(content: str | bytes) -> str:
+    raw = content.encode("utf-8") if isinstance(content, str) else content
+    return base64.b64encode(raw).decode("ascii")
+
+
 def _policy(script: str) -> str:
     """Only this script runs, whatever a dictionary holds."""
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    digest = _base64(hashlib.sha256(script.encode("utf-8")).digest())
     allowed = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return f"{allowed}; script-src 'sha256-{digest}'"
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Iterable, Sequence
 
-from fairseq_dpq.choosing_sizes import compact_bytes
 from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.runs.folder import RunsError
 from fairseq_dpq.runs.logs import RunLog, lower_is_better
 from fairseq_dpq.runs.runner import Facts, Job
+from fairseq_dpq.sizes import compact_bytes
 from fairseq_dpq.sweeps.grid import CHECKPOINTS, Point
 
 LINES = "results.jsonl"
@@ -91,7 +91,7 @@ def measure(checkpoints: Path) -> tuple[dict[str, Any], int]:
     """The sizes of a run's tables, and the updates of its warm-up, from its checkpoint."""
     files = [checkpoints / f"checkpoint_{name}.pt" for name in ("best", "last")]
     path = next((file for file in files if file.is_file()), None)
-    record = None if path is None else Checkpoint.load(path).record()
+    record = None if path is None else Checkpoint.load(path).record
     if record is None:
         return {}, 0
     full = bits = small = warmup = 0

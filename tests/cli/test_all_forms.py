@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fairseq_dpq.cli import compact, export, inspect, quantize
-from fairseq_dpq.files.checkpoint import Checkpoint, stored_form
+from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.reader import read_form
 from fairseq_dpq.forms import FORMS
 from helpers.tool_runs import TF, score, train
@@ -49,10 +49,7 @@ def full(corpus, tmp_path_factory) -> Path:
 def _with_dense_tables(full: Path, small: Path, target: Path) -> dict[str, torch.Tensor]:
     """A full checkpoint with the tables that the forms of `small` stand for."""
     checkpoint, state = Checkpoint.load(small), load(full)
-    tables = {
-        path: stored_form(checkpoint, path, table).dense()
-        for path, table in checkpoint.dpq_record().tables.items()
-    }
+    tables = {path: checkpoint.form(path).dense() for path in checkpoint.dpq_record().tables}
     for path, table in tables.items():
         state["model"][f"{path}.weight"] = table
     state["model"]["decoder.output_projection.weight"] = tables[DECODER]

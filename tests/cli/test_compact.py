@@ -74,7 +74,7 @@ def test_report_in_numbers(tmp_path, capsys) -> None:
         "of queries and 128,000 of optimiser state)",
     ]
     assert lines[-1] == f"{target}: a model 19.37x smaller; not verified"
-    assert "also decoder.embed_tokens, tied to decoder.output_projection; stored once" in shown
+    assert "also decoder.embed_tokens, tied to decoder.output_projection" in shown
     assert "positions, not tokens" in shown and "not verified" in shown
 
 

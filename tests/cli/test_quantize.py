@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from fairseq_dpq.cli import compact, quantize
-from fairseq_dpq.fairseq_plugin.configs import read_record
-from fairseq_dpq.files.checkpoint import Checkpoint, stored_form, training_layer
+from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.record import RECORD_KEY
 from helpers.tool_runs import TF, score, train
 from helpers.toy_checkpoints import PATH, load, make_layer, make_state
@@ -45,7 +44,7 @@ def test_a_table_of_few_parts_is_kept_exactly(tmp_path, capsys, shared) -> None:
     assert table["relative_error"] < 1e-12
     assert table["bits_per_symbol"] == (12 if shared else 6)
     checkpoint = Checkpoint.load(target)
-    module = stored_form(checkpoint, PATH, checkpoint.dpq_record().tables[PATH])
+    module = checkpoint.form(PATH)
     assert torch.allclose(module.dense(), rows, atol=1e-6)
     assert checkpoint.dpq_record().stage == "compact" and checkpoint.dpq_record().source == str(
         source
@@ -78,7 +77,7 @@ def test_error_falls_with_K_and_seeds_repeat(tmp_path, capsys) -> None:
         facts = _facts(capsys, source, target, "--dpq-K", K, "--dpq-D", 4)
         errors.append(facts["embeddings"][0]["relative_error"])
         checkpoint = Checkpoint.load(target)
-        module = stored_form(checkpoint, PATH, checkpoint.dpq_record().tables[PATH])
+        module = checkpoint.form(PATH)
         assert module.padding_idx == 1
         difference = (module.dense() - table).pow(2).sum() / table.pow(2).sum()
         assert errors[-1] == pytest.approx(float(difference), rel=1e-4)
@@ -249,9 +248,7 @@ def test_fairseq_generates_and_fine_tunes(joined, tmp_path, capsys) -> None:
     start = tmp_path / "start.pt"
     dpq = "--dpq-K 8 --dpq-D 16 --dpq-embeddings all"
     _facts(capsys, full, start, *shlex.split(dpq), "--trainable")
-    record = read_record(load(start)["cfg"]["model"])
-    checkpoint = Checkpoint.load(start)
-    layer = training_layer(checkpoint, "encoder.embed_tokens", next(iter(record.tables.values())))
+    layer = Checkpoint.load(start).layer("encoder.embed_tokens")
     with torch.no_grad():
         rows = layer(torch.arange(n))
     table = load(full)["model"]["encoder.embed_tokens.weight"]

@@ -43,7 +43,7 @@ BAD: dict[str, tuple[Callable[[dict], None], str]] = {
     "rows": (_table(num_embeddings=2**31), "expected (2147483648, 12), found (60, 12)"),
     "D": (_option(D=10**6), "D=1000000 does not divide embedding_dim=12"),
     "D is null": (_option(D=None), "D: expected int, found None"),
-    "key_dim": (_option(key_dim=10**9), "unknown option 'key_dim'"),
+    "key_dim": (_option(key_dim=10**9), "options has the unknown entry 'key_dim'"),
     "K is true": (_option(K=True), "K: expected int, found True"),
     "norm_var": (_tensor("norm_var", torch.Tensor.double), "found torch.float64"),
     "norm_mean": (_tensor("norm_mean", lambda t: t[:1].clone()), "expected (4, 8), found (1, 8)"),

@@ -11,9 +11,9 @@ import torch
 from fairseq_dpq.cli import compact
 from fairseq_dpq.fairseq_plugin.configs import read_record
 from fairseq_dpq.files import compaction, writer
-from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes, stored_form
+from fairseq_dpq.files.checkpoint import Checkpoint, stored_bytes
+from fairseq_dpq.files.compaction import verify
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.files.verifying import verify
 from fairseq_dpq.marker import KEY
 from helpers.toy_checkpoints import ALIAS, PATH, load, make_layer, save_toy
 
@@ -32,9 +32,7 @@ OPTIONS = {
 
 def _rows(path) -> torch.Tensor:
     """All rows of a compact checkpoint."""
-    checkpoint = Checkpoint.load(path)
-    table = checkpoint.dpq_record().tables[PATH]
-    return stored_form(checkpoint, PATH, table).dense()
+    return Checkpoint.load(path).form(PATH).dense()
 
 
 def _table_bytes(path) -> int:

@@ -9,7 +9,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from fairseq_dpq import CompactEmbedding
 from fairseq_dpq.cli import inspect
-from fairseq_dpq.files.checkpoint import Checkpoint, stored_form
+from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.reader import read_symbols
 from helpers import make_golden
 from helpers.make_golden import DIM, GOLDEN, N
@@ -25,8 +25,8 @@ def test_the_tools_read_it(version: int) -> None:
     checkpoint = Checkpoint.load(GOLDEN / f"compact-v{version}.pt")
     record = checkpoint.dpq_record()
     assert (record.version, record.stage, record.source) == (version, "compact", "trained.pt")
-    ((path, table),) = record.tables.items()
-    module = stored_form(checkpoint, path, table)
+    (path,) = record.tables
+    module = checkpoint.form(path)
     assert module.sizes == [6, 6, 6, 2]  # unused codes were dropped
     assert torch.equal(module.dense(), ROWS)
     # By the bits, as docs/compact-format.md has it: 3 + 3 + 3 + 1 bits in 2 bytes

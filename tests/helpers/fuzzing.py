@@ -22,7 +22,7 @@ from fairseq_dpq import CompactEmbedding, DPQEmbedding
 from fairseq_dpq.cli import compact, export, inspect, quantize
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin.validation import check_state
-from fairseq_dpq.files.checkpoint import Checkpoint, stored_form
+from fairseq_dpq.files.checkpoint import Checkpoint
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.files.reader import read_symbols
 from helpers.toy_checkpoints import ALIAS, PATH, load, make_layer, make_state
@@ -139,8 +139,7 @@ class Damage:
 
     def _compare_compact(self, what: str) -> None:
         copy = Checkpoint.load(self.out)
-        record = copy.dpq_record()
-        rows = stored_form(copy, PATH, record.tables[PATH]).dense()
+        rows = copy.form(PATH).dense()
         check_state(load(self.out), what)  # a verified file must load
         if not torch.equal(rows, self._plain_rows()):
             raise Failure(f"compact: {what}: other rows")

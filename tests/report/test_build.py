@@ -10,7 +10,7 @@ import torch
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.report.build import build_report
 from fairseq_dpq.report.models import Model, load_model
-from fairseq_dpq.report.words import CHOSEN, chosen_words, missing_words, word_facts
+from fairseq_dpq.report.words import CHOSEN, chosen_words, word_facts
 from helpers.report_files import dictionary, exported, full
 from helpers.toy_checkpoints import PATH, make_layer, make_state, save_toy
 
@@ -93,7 +93,7 @@ def test_words_that_are_missing(small: Model) -> None:
     assert [entry["word"] for entry in report["words"][PATH]] == ["tree"]
     assert "no table has the symbol <b>none</b>" in report["notes"]
     with pytest.raises(CheckpointError, match="--words nothing: no table has them"):
-        missing_words(small.tables, ["nothing"])
+        build_report([small], words=["nothing"])
 
 
 def test_words_that_are_chosen_are_words(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from fairseq_dpq.cli import compact, export
+from fairseq_dpq.cli.text import short_names
 from fairseq_dpq.files.errors import CheckpointError
-from fairseq_dpq.report.models import join_compact, load_model, short_names
+from fairseq_dpq.report.models import join_compact, load_model
 from helpers.report_files import dictionary, exported, full
 from helpers.toy_checkpoints import PATH, make_layer, make_state, save_toy
 
@@ -25,7 +26,7 @@ def test_training_compact_and_exported_are_one_table(tmp_path: Path) -> None:
     models = [load_model(path, path.stem, {"": words}) for path in (source, small, table)]
     assert [model.kind for model in models] == ["training", "compact", "exported"]
     first = models[0].tables[0]
-    assert first.path == PATH and first.n == 60 and first.layer is not None
+    assert first.path == PATH and first.n == 60
     for model in models:
         (own,) = model.tables
         assert torch.equal(own.codes, first.codes)
@@ -38,8 +39,8 @@ def test_training_compact_and_exported_are_one_table(tmp_path: Path) -> None:
             "w0",
         ]
         # packed: 60 rows of 4 codes of 3 bits, 8 x 12 values of 4 bytes, 32 bytes of checksum
-        assert own.sizes["compact_bytes"] == 60 * 2 + 4 * 8 * 12
-        assert own.sizes["full_bytes"] == 4 * 60 * 12
+        assert own.facts["compact_bytes"] == 60 * 2 + 4 * 8 * 12
+        assert own.facts["full_bytes"] == 4 * 60 * 12
     assert models[0].sizes["optimizer_bytes"] == 2 * 4 * 60 * 12
     assert models[0].sizes["compact_model_bytes"] == models[1].sizes["model_bytes"]
     assert models[0].updates == 7
@@ -63,7 +64,7 @@ def test_full_table(tmp_path: Path) -> None:
     model = load_model(full(tmp_path / "full.pt", table), "full", {})
     (own,) = model.tables
     assert model.kind == "full" and own.parts is None and own.symbols is None
-    assert (own.sizes["stored_bytes"], own.sizes["full_bytes"]) == (48, 96)
+    assert (own.facts["stored_bytes"], own.facts["full_bytes"]) == (48, 96)
     assert torch.equal(own.rows(torch.tensor([5])), table[5:].float())
     assert "add --dict FILE" in model.notes[0]
 
@@ -100,5 +101,5 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path: Path) -> None:
 
 def test_names_are_as_short_as_they_can_be() -> None:
     paths = [Path("runs/sx/compact.pt"), Path("runs/vq/compact.pt")]
-    assert short_names(paths) == ["sx/compact", "vq/compact"]
-    assert short_names([Path("x/a.pt"), Path("x/b.safetensors")]) == ["a", "b"]
+    assert short_names(paths) == ["sx/compact.pt", "vq/compact.pt"]
+    assert short_names([Path("x/a.pt"), Path("x/b.safetensors")]) == ["a.pt", "b.safetensors"]

@@ -15,7 +15,7 @@ from fairseq_dpq.files.errors import printable
 from fairseq_dpq.report.build import build_report
 from fairseq_dpq.report.models import Model, load_model
 from fairseq_dpq.report.page import render_page, write_report
-from fairseq_dpq.report.search import search_data
+from fairseq_dpq.report.words import search_data
 from fairseq_dpq.runs.logs import Curves
 from helpers import chromium
 from helpers.report_files import dictionary, exported, full

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from fairseq_dpq.choosing_sizes import (
-    Choice,
-    all_choices,
-    compact_bytes,
-    fit_error,
-    ranked,
-    reaching,
-    sample,
-    with_errors,
-)
+from fairseq_dpq.cli.suggest import Choice, all_choices, ranked, reaching, sample, with_errors
 from fairseq_dpq.forms.product_codes import CompactEmbedding
+from fairseq_dpq.forms.quantization import fit_error
+from fairseq_dpq.sizes import compact_bytes
 
 
 @pytest.mark.parametrize(("K", "D", "shared"), [(8, 4, False), (5, 12, True), (300, 3, False)])
@@ -56,7 +51,7 @@ def test_error_of_planted_rows() -> None:
 
     assert error(2, 4) < 1e-10 and error(4, 2) < 1e-10 and error(8, 4, True) < 1e-10
     assert error(2, 2) > 0.05 and error(4, 4, True) > 0.01
-    (found,) = with_errors([Choice(2, 2, False, 0, 0.0)], [rows, rows], lambda n: None)
+    (found,) = with_errors([Choice(2, 2, False, 0, 0.0)], [rows, rows]).values()
     assert found.error == pytest.approx(error(2, 2))
 
 
@@ -80,7 +75,8 @@ def test_order_and_reasons() -> None:
         "16 codes of 6 bits: the smallest error of k-means",
         "64 codes of 1 bit: 50 % more error than the smallest",
     ]
-    measured = ranked([a, b, c], {(2, 64, False): (7.0, "ppl 7"), (64, 16, False): (6.0, "ppl 6")})
+    c = replace(c, measured=7.0, score="ppl 7")
+    measured = ranked([replace(a, measured=6.0, score="ppl 6"), b, c])
     assert [x.K for x in measured] == [64, 2, 8]
     assert measured[0].reason == "best in the sweep: ppl 6"
 
