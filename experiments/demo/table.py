@@ -30,7 +30,7 @@ def measure(path: Path) -> tuple[int, int, int, float]:
     """Of a checkpoint, without optimiser state: bytes of the source embedding, of the whole model
     (ties count once) and of the full embedding, and the compression ratio by the formula."""
     checkpoint = Checkpoint.load(path)
-    record, state = checkpoint.record(), checkpoint.weights
+    record, state = checkpoint.record, checkpoint.weights
     tensors = [value for key, value in state.items() if key.startswith(f"{EMBEDDING}.")]
     small = full = sum(t.numel() * t.element_size() for t in tensors)
     formula = 1.0

@@ -178,7 +178,7 @@ def as_of_full_model(table: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=None)
-def form_class(plain: type[Form]) -> type[Form]:
+def form_class(plain: Any) -> type[Form]:
     """The class of a stored form inside a fairseq model."""
     made: Any = type(f"Fairseq{plain.__name__}", (_FairseqForm, plain), {"__module__": __name__})
     return made
