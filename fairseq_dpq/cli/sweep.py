@@ -166,8 +166,8 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
 
     with working_in(args.out):
         write_json(args.out / _NOTE, {"base": asdict(base), "grid": asdict(grid)})
-        more = {"line": partial(_line, args.metric), "go_on": go_on}
-        found = run_jobs(jobs, args.workers, threads, _gpus(args.workers), args.limit, **more)
+        gpus, line = _gpus(args.workers), partial(_line, args.metric)
+        found = run_jobs(jobs, args.workers, threads, gpus, args.limit, line, go_on)
         return _show(args, write(found))
 
 
@@ -213,10 +213,7 @@ def _text(results: list[Result], metric: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool; the exit code: 2 for bad input, 1 if a run failed."""
-    again = "fairseq-dpq-sweep --out {} --resume"
-    return run_command(
-        get_parser(), sweep, argv, lambda args: again.format(shlex.quote(str(args.out)))
-    )
+    return run_command(get_parser(), sweep, argv, "fairseq-dpq-sweep --out {out} --resume")
 
 
 if __name__ == "__main__":

@@ -259,7 +259,7 @@ def run_command(
     parser: argparse.ArgumentParser,
     work: Callable[[argparse.Namespace, list[str]], int],
     argv: Sequence[str] | None,
-    again: Callable[[argparse.Namespace], str] = lambda args: "the same command",
+    again: str = "the same command",
 ) -> int:
     """The `main` of a command: `work` gets its options, and the words behind `--`. Errors become a
     line and an exit code: 2 for bad input. SIGTERM and SIGHUP end it as Ctrl-C does."""
@@ -277,7 +277,8 @@ def run_command(
         print(f"{parser.prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stopped:
-        print(f"\n{parser.prog}: stopped; go on with: {printable(again(args))}", file=sys.stderr)
+        words = again.format(**{name: shlex.quote(str(x)) for name, x in vars(args).items()})
+        print(f"\n{parser.prog}: stopped; go on with: {printable(words)}", file=sys.stderr)
         return 128 + int((stopped.args or (signal.SIGINT,))[0])
     finally:
         for number, handler in old.items():

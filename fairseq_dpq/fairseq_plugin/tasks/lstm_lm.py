@@ -77,9 +77,9 @@ class ZarembaLSTMDecoder(FairseqIncrementalDecoder):
         for p in self.parameters():
             nn.init.uniform_(p, -cfg.init_range, cfg.init_range)
         nn.init.zeros_(self.embed_tokens.weight[dictionary.pad()])
-        # State (2 * layers, lanes, hidden), hidden above cell, at the start of segments, in
-        # training and in evaluation. Not buffers: the state of the lanes is saved with the data iterator,
-        # whose position it belongs to.
+        # State (2 * layers, lanes, hidden), hidden above cell, at the start of segments, by
+        # self.training. Not buffers, because the state of the lanes is saved with the data
+        # iterator, whose position it belongs to.
         self._starts: Dict[bool, Dict[int, Tensor]] = {True: {}, False: {}}
 
     def forward(

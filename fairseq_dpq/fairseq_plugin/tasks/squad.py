@@ -128,15 +128,18 @@ class SquadTask(FolderTask):
         return int(self.cfg.tokens_per_sample)
 
     def load_dataset(self, split: str, epoch: int = 1, **kwargs: Any) -> None:
-        texts = [self.read_split(part, split, self.dictionary) for part in ("question", "context")]
+        questions, contexts = (
+            self.read_split(part, split, self.dictionary) for part in ("question", "context")
+        )
         spans = np.loadtxt(self.path(f"{split}.spans"), dtype=np.int64, ndmin=2)
-        if not len(texts[0]) == len(texts[1]) == len(spans):
+        if not len(questions) == len(contexts) == len(spans):
             raise DPQConfigError(
-                f"{self.cfg.data}: {split} has {len(texts[0])} questions, {len(texts[1])} contexts "
-                f"and {len(spans)} answers; prepare it again"
+                f"{self.cfg.data}: {split} has {len(questions)} questions, {len(contexts)} "
+                f"contexts and {len(spans)} answers; prepare it again"
             )
-        shuffle = split.startswith("train")
-        dataset = SquadDataset(*texts, spans, self.dictionary, self.cfg, shuffle)
+        dataset = SquadDataset(
+            questions, contexts, spans, self.dictionary, self.cfg, split.startswith("train")
+        )
         logger.info("%s: %d questions, %d windows", split, len(spans), len(dataset))
         self.datasets[split] = dataset
 
