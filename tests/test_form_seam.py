@@ -118,7 +118,7 @@ def test_the_help_lists_the_form(outside) -> None:
 def test_a_class_that_lacks_something_is_refused_in_one_line(source: str) -> None:
     code = source.replace("def codes", "def other").replace("def settings", "def other")
     code = code.replace("    summary", "    words").replace("    kind", "    sort")
-    with pytest.raises(TypeError, match=r"lacks (summary, codes|kind, settings)$"):
+    with pytest.raises(TypeError, match=r"lacks (summary, codes|kind)$"):
         exec(code, {"__name__": __name__})
 
 

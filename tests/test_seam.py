@@ -84,7 +84,7 @@ def test_without_the_package_its_checkpoint_is_refused_in_one_line(trained, tmp_
     done = fsq.run(["fairseq-dpq-compact", trained, tmp_path / "x.pt"], ok=False)
     line = done.stderr.strip().splitlines()[-1]
     assert "was trained by method 'toy'; this fairseq-dpq knows sx, vq, low_rank" in line
-    assert "install the package that has it" in line and "Traceback" not in done.stderr
+    assert "install the package that adds it" in line and "Traceback" not in done.stderr
 
 
 def test_compress_train_and_save(env, tmp_path) -> None:

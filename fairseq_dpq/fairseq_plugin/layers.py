@@ -178,17 +178,18 @@ def as_of_full_model(table: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=None)
-def form_class(plain: Any) -> type[Form]:
+def form_class(kind: str) -> type[Form]:
     """The class of a stored form inside a fairseq model."""
+    plain = FORMS[kind]
     made: Any = type(f"Fairseq{plain.__name__}", (_FairseqForm, plain), {"__module__": __name__})
     return made
 
 
 def __getattr__(name: str) -> Any:
     """The classes of `form_class`: pickle finds them by name."""
-    for plain in FORMS.values():
+    for kind, plain in FORMS.items():
         if name == f"Fairseq{plain.__name__}":
-            return form_class(plain)
+            return form_class(kind)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

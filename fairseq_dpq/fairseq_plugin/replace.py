@@ -155,7 +155,7 @@ def restore_tables(model: nn.Module, record: TablesRecord, exact_logits: bool = 
         if record.stage == "compact":
             # float32, as fairseq builds models; half-precision values are converted on loading
             form, settings = table.form_class()
-            new = form_class(form)(*table.size, **settings)
+            new = form_class(form.kind)(*table.size, **settings)
             new.exact_logits = exact_logits
         else:
             new = FairseqDPQEmbedding(*table.size, **table.options)

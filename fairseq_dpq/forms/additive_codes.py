@@ -47,7 +47,7 @@ class AdditiveEmbedding(Form):
         bias: Tensor
         plan: Tensor
 
-    def _build(self, make: Settings, *, K: int, D: int, width: int = 0) -> None:  # type: ignore[override]
+    def build(self, make: Settings, *, K: int, D: int, width: int = 0) -> None:  # type: ignore[override]
         n, d = self.num_embeddings, self.embedding_dim
         self.require(d, K=K, D=D, width=width)
         self.K, self.D, self.width = K, D, width
@@ -91,7 +91,7 @@ class AdditiveEmbedding(Form):
         return cls.from_codes(tensors["codes"], values, matrix, bias, request.padding_idx)
 
     @classmethod
-    def _of_table(  # type: ignore[override]
+    def of_table(  # type: ignore[override]
         cls, trained: Trained, padding_idx: int | None, K: int = 32, D: int = 16, steps: int = STEPS
     ) -> AdditiveEmbedding:
         """Codes that a network learns from the table, and the vectors that fit them best."""

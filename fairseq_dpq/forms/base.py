@@ -68,8 +68,7 @@ def below(path: str, tensors: Tensors) -> dict[str, Tensor]:
 
 class Form(nn.Module):
     """A table for inference. A subclass has a `kind` and what raises NotImplementedError here; it
-    takes the three arguments of `nn.Embedding` and its `settings()` as keywords. `_build` and
-    `_of_table` are for those without a constructor or a `from_table` of their own."""
+    takes the three arguments of `nn.Embedding` and its `settings()` as keywords."""
 
     __jit_unused_properties__ = (
         *("weight", "nbytes", "saved_nbytes", "code_sizes"),
@@ -105,9 +104,9 @@ class Form(nn.Module):
         super().__init__()
         if num_embeddings is not None:  # a constructor of a subclass calls this one without
             self._set_size(num_embeddings, embedding_dim, padding_idx)
-            self._build({"dtype": dtype, "device": device}, **settings)
+            self.build({"dtype": dtype, "device": device}, **settings)
 
-    def _build(self, make: Settings, **settings: Any) -> None:
+    def build(self, make: Settings, **settings: Any) -> None:
         """Register buffers for settings; `make` are the dtype of numbers and the device."""
         raise NotImplementedError
 
@@ -133,13 +132,13 @@ class Form(nn.Module):
     ) -> T:
         """The form of a trained table (n, d), without further training; settings are `options`."""
         trained = Trained(table.detach(), real_rows(table, padding_idx), seed, progress)
-        form = cls._of_table(trained, padding_idx, **settings)
+        form = cls.of_table(trained, padding_idx, **settings)
         if progress is not None and cls.work(settings) == 1:
             progress(1)
         return form
 
     @classmethod
-    def _of_table(cls: type[T], trained: Trained, padding_idx: int | None, **settings: Any) -> T:
+    def of_table(cls: type[T], trained: Trained, padding_idx: int | None, **settings: Any) -> T:
         """What `from_table` makes; reports the steps of its `work`, if those are several."""
         raise NotImplementedError
 

@@ -27,7 +27,7 @@ class LowRankEmbedding(Form):
         left: Tensor
         right: Tensor
 
-    def _build(self, make: Settings, *, rank: int) -> None:  # type: ignore[override]
+    def build(self, make: Settings, *, rank: int) -> None:  # type: ignore[override]
         self.require(self.embedding_dim, rank=rank)
         self.rank = rank
         self.register_buffer("left", torch.zeros(self.num_embeddings, rank, **make))
@@ -54,7 +54,7 @@ class LowRankEmbedding(Form):
         return cls.from_factors(left, right, request.padding_idx)
 
     @classmethod
-    def _of_table(  # type: ignore[override]
+    def of_table(  # type: ignore[override]
         cls, trained: Trained, padding_idx: int | None, rank: int = 32
     ) -> LowRankEmbedding:
         """The best table of this rank, by singular values."""

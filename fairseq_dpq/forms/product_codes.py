@@ -47,7 +47,7 @@ class CompactEmbedding(Form):
         offsets: Tensor
         plan: Tensor
 
-    def _build(  # type: ignore[override]
+    def build(  # type: ignore[override]
         self,
         make: Settings,
         *,
@@ -135,7 +135,7 @@ class CompactEmbedding(Form):
         return module
 
     @classmethod
-    def _of_table(  # type: ignore[override]
+    def of_table(  # type: ignore[override]
         cls,
         trained: Trained,
         padding_idx: int | None,

@@ -41,7 +41,7 @@ class ScalarEmbedding(Form):
         plan: Tensor
         like: Tensor | None
 
-    def _build(  # type: ignore[override]
+    def build(  # type: ignore[override]
         self, make: Settings, *, bits: int, by_row: bool = True, group: int = 0
     ) -> None:
         n, d = self.num_embeddings, self.embedding_dim
@@ -61,7 +61,7 @@ class ScalarEmbedding(Form):
         )
 
     @classmethod
-    def _of_table(  # type: ignore[override]
+    def of_table(  # type: ignore[override]
         cls,
         trained: Trained,
         padding_idx: int | None,

@@ -45,7 +45,7 @@ class TieredEmbedding(Form):
         bounds: Tensor
         tiers: Any  # of CompactEmbedding
 
-    def _build(  # type: ignore[override]
+    def build(  # type: ignore[override]
         self,
         make: Settings,
         *,
@@ -84,7 +84,7 @@ class TieredEmbedding(Form):
         self.register_buffer("slot", slot, persistent=False)
 
     @classmethod
-    def _of_table(  # type: ignore[override]
+    def of_table(  # type: ignore[override]
         cls,
         trained: Trained,
         padding_idx: int | None,

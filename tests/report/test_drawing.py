@@ -128,7 +128,6 @@ def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
     report = build_report([model])
     table = report["models"][0]["tables"][0]
     report["models"][0]["tables"] = [{**table, "path": "x" * 9000 + end} for end in "ab"]
-    drawn = drawing.draw_figures(report, tmp_path)
-    stems = [figure.stem for key, figure in drawn.items() if key.startswith("codes ")]
-    assert len(set(stems)) == 2 and all(len(stem) < 130 for stem in stems)
-    assert all((tmp_path / f"{stem}.svg").exists() for stem in stems)
+    drawing.draw_figures(report, tmp_path)
+    stems = [path.stem for path in tmp_path.glob("codes-*.svg")]
+    assert len(stems) == 2 and all(len(stem) < 130 for stem in stems)
