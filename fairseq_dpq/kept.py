@@ -23,12 +23,19 @@ class PendingRegularizers:
         # Those of the batch at hand; in evaluation, for a log alone
         self.waiting: deque[RegularizerTerm] = deque(maxlen=_UNCOLLECTED)
         self.uncollected = 0  # forward passes of training since one was collected
+        self.collected = self.warned = False
 
     def add(self, term: RegularizerTerm) -> None:
         """Keep one of training. Nobody collects them if there are too many."""
         self.waiting.append(term)
         self.uncollected += 1
-        if self.uncollected == _UNCOLLECTED + 1:
+        self.check_collected(_UNCOLLECTED)
+
+    def check_collected(self, most: int = 0) -> None:
+        """Warn, once, if more passes than that have waited, or none was ever collected at the end
+        of a short training."""
+        if self.uncollected > most and not self.warned and (most or not self.collected):
+            self.warned = True
             warnings.warn(
                 "the regulariser of a DPQEmbedding was not collected for "
                 f"{self.uncollected} forward passes: its codes and centroids are not trained. Add "
@@ -42,7 +49,7 @@ class PendingRegularizers:
             return None
         totals, errors, counts = zip(*self.waiting)
         self.waiting.clear()
-        self.uncollected = 0
+        self.uncollected, self.collected = 0, True
         return torch.stack(totals).sum() / sum(counts), torch.stack(errors).sum() / sum(counts)
 
 

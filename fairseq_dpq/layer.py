@@ -303,6 +303,7 @@ class DPQEmbedding(nn.Module):
         progress: Callable[[int], None] | None = None,
     ) -> Form:
         """The inference form: codes and values, in `dtype` (default: as they are)."""
+        self.regularizers.check_collected()
         codes = self.codes(progress) if self.method.has_codes else None
         learned = self.method.learned(self.codebook(), self.config, codes)
         size = self.embedding_dim, self.padding_idx

@@ -492,3 +492,26 @@ def test_a_kept_table_does_not_outlive_what_it_came_from() -> None:
     assert layer.weight is not changed, "its graph is gone"
     layer.eval()
     assert not layer.train().weight.is_leaf and copy.deepcopy(layer).weight is not layer.weight
+
+
+@pytest.mark.parametrize("passes", [3, 65])
+def test_a_regularizer_that_nobody_collects_is_named_once(passes: int) -> None:
+    """After many passes at once, in a short training when the table is made compact."""
+    layer = make(method="vq", schedule="paper")
+    tokens = torch.arange(8)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(passes):
+            layer(tokens)
+        assert len(seen) == (passes > 64)
+        layer.compact(), layer.compact()
+    assert [str(w.message).split(":")[0] for w in seen] == [
+        f"the regulariser of a DPQEmbedding was not collected for {passes} forward passes"
+    ]
+    layer = make(method="vq", schedule="paper")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(passes):
+            (layer(tokens).sum() + collect_regularizer(layer)).backward()
+        layer(tokens)
+        layer.compact()

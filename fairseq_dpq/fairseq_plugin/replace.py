@@ -80,7 +80,7 @@ def _replace(
 ) -> Table:
     """Replace one table; its entry in the record."""
     old, path, in_decoder = found.module, found.path, decoder_only(found.paths)
-    dim, tied = old.embedding_dim, bool(found.sharing) or len(found.paths) > 1
+    dim, tied = old.embedding_dim, bool(found.sharing) or len(found.readers) > 1
     vectors = get_option(cfg, f"{'decoder' if in_decoder else 'encoder'}_embed_path")
     use = TableUse(dim, tied, max_update, saved.trained or bool(vectors))
     words = options.format(in_decoder), _dim_flag(in_decoder, dim, cfg)
