@@ -12,8 +12,8 @@ from fairseq_dpq.files.writer import save_state
 
 
 def checkpoint_files() -> bool:
-    """fairseq copies a checkpoint onto checkpoint_last.pt and checkpoint_best.pt in place, and a save
-    that failed is tried again behind what is in the file already, all versions.
+    """fairseq copies a checkpoint onto checkpoint_last.pt and checkpoint_best.pt in place, and a
+    save that failed is tried again behind what is in the file already, all versions.
 
     Without it, a run that is killed meanwhile or a full disk leaves a part of a file under the name
     that the next start loads, and the one that was there is lost.

@@ -30,7 +30,7 @@ def _dictionary(file: Path) -> Any:
         return Dictionary.load(str(file))
     except OSError as error:
         raise CheckpointError(f"--dict {file}: cannot read it: {error.strerror}") from error
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:  # fairseq raises just that for what is not UTF-8
         raise CheckpointError(f"--dict {file}: not a fairseq dictionary: {error}") from error
 
 
