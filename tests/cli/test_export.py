@@ -98,6 +98,18 @@ def test_a_large_table_opens_without_a_copy(tmp_path) -> None:
     assert json.loads(rest) == [0, 1, 32, 33, 0, 0, 0, 0, 2, 3, 36, 37]
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"\xff\xfe 1\n", "not a fairseq dictionary"), (None, "cannot read it: Is a directory")],
+)
+def test_a_dictionary_that_cannot_be_read(tmp_path, capsys, content, why) -> None:
+    source, words = save_toy(tmp_path / "in.pt"), tmp_path / "dict"
+    words.mkdir() if content is None else words.write_bytes(content)
+    assert export.main([str(source), str(tmp_path / "out"), "--dict", str(words)]) == 2
+    said = capsys.readouterr().err
+    assert f"--dict {words}: {why}" in said and said.count("\n") == 1
+
+
 def test_the_dictionary_of_the_checkpoints_data(tmp_path, capsys) -> None:
     source, target = save_toy(tmp_path / "in.pt"), tmp_path / "out.safetensors"
     assert export.main([str(source), str(target)]) == 2
