@@ -259,8 +259,8 @@ def put(
 
 def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
     for name, hooks in vars(old).items():
-        if name.startswith(("_forward_", "_backward_")) and hooks:
-            getattr(new, name).update(hooks)
+        if name.startswith(("_forward_", "_backward_")) and isinstance(hooks, dict):
+            getattr(new, name, {}).update(hooks)
 
 
 def set_module(model: nn.Module, path: str, module: nn.Module) -> None:

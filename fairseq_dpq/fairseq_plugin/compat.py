@@ -87,7 +87,7 @@ def numpy_names() -> bool:
     """
     import numpy as np
 
-    if hasattr(np, "compat"):
+    if hasattr(np, "int"):  # numpy before 1.24
         return False
 
     def percentile(*args: Any, interpolation: str = "linear", **kwargs: Any) -> Any:

@@ -89,6 +89,11 @@ class FairseqDPQEmbedding(_LoadsInFairseq, DPQEmbedding):
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         full = state_dict.get(f"{name}.weight")
+        if any(f"{name}.{form.signature_tensor}" in state_dict for form in FORMS.values()):
+            raise DPQConfigError(
+                f"{name} is compact in this checkpoint: what training needs is gone. Restore the "
+                "training checkpoint it was made from"
+            )
         if f"{name}.query" in state_dict:
             self._adapt_state(state_dict, f"{name}.")
         elif full is not None and full.shape == (self.num_embeddings, self.embedding_dim):
@@ -140,6 +145,11 @@ class _FairseqForm(_LoadsInFairseq):
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
         self._dense = TableCache()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        if self._dense is not None:  # new tensors may lie where the old ones did
+            self._dense.drop()
+        return super()._apply(*args, **kwargs)  # type: ignore[misc]
 
     @property
     def weight(self) -> Tensor | StoredWeight:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import time
 from typing import Any, Callable, Iterator
 
 from fairseq_dpq.fairseq_plugin.patching import around
 from fairseq_dpq.files.errors import DPQConfigError
 from fairseq_dpq.files.writer import save_state
+
+logger = logging.getLogger("fairseq_dpq")
 
 
 def checkpoint_files() -> bool:
@@ -30,9 +34,17 @@ def checkpoint_files() -> bool:
             os.replace(part, dst_path)
         return True
 
-    def save(old: Callable, obj: Any, filename: str, *args: Any, **kwargs: Any) -> None:
-        with _writing(filename):
-            old(obj, filename, *args, **kwargs)
+    def save(old: Callable, obj: Any, filename: str, async_write: bool = False) -> None:
+        for pause in (None,) if async_write else (2.5, 2.5, None):  # as long as fairseq tries
+            try:
+                with _writing(filename):
+                    old(obj, filename, async_write)
+                return
+            except DPQConfigError as error:
+                if pause is None:
+                    raise
+                logger.warning(f"{error}; trying again in {pause} s")
+                time.sleep(pause)
 
     around(checkpoint_utils, "_torch_persistent_save", lambda old, obj, f: save_state(obj, f))
     around(checkpoint_utils, "torch_persistent_save", save)

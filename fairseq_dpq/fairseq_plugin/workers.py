@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 import torch
 
+from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin.patching import around, replace
 
 # The right command of each launcher, for N workers.
@@ -112,7 +113,7 @@ def prepare(cfg: Any) -> None:
     if problem:
         name = os.path.basename(sys.argv[0])
         command = name if name.startswith("fairseq") else "fairseq-train"
-        raise ValueError(f"{problem}. Run: {right.format(n=wanted, command=command)}")
+        raise DPQConfigError(f"{problem}. Run: {right.format(n=wanted, command=command)}")
     dt.distributed_no_spawn = True
     dt.device_id = 0
     if dt.distributed_backend == "nccl":  # the default
@@ -149,8 +150,12 @@ def _from_slurm(dt: Any, nodes: str, tasks: int) -> str:
             f"srun started {tasks} task(s), with --distributed-world-size {world} and "
             f"--distributed-port {port}: each task is one worker, and they need a port to meet at"
         )
-    hosts = subprocess.check_output(["scontrol", "show", "hostnames", nodes], text=True).split()
-    _meet(dt, f"tcp://{hosts[0]}:{port}", tasks, os.environ["SLURM_PROCID"])
+    command = ["scontrol", "show", "hostnames", nodes]
+    try:
+        host = subprocess.check_output(command, text=True).split()[0]
+        _meet(dt, f"tcp://{host}:{port}", tasks, os.environ["SLURM_PROCID"])
+    except (OSError, subprocess.CalledProcessError, LookupError) as error:
+        return f"`{' '.join(command)}` and SLURM_PROCID must say where to meet: {error!r}"
     return ""
 
 
@@ -175,7 +180,7 @@ def _check_count(world: int) -> None:
     batch for: in a Slurm job it counts tasks, nodes and GPUs itself and ignores the flag."""
     wanted = os.environ.get("FAIRSEQ_DPQ_WORKERS")
     if wanted and int(wanted) != world:
-        raise ValueError(
+        raise DPQConfigError(
             f"the batch was computed for {wanted} workers, but {world} would be started (Slurm "
             f"with one task per node: one worker per GPU); add --distributed-world-size {world}, "
             f"or use torchrun --nproc_per_node {wanted}"

@@ -172,6 +172,8 @@ class TextClassifier(FairseqEncoderModel):
             raise DPQConfigError(
                 "--arch text_classifier needs labels; use it with --task text_classification"
             )
+        if min(cfg.encoder_embed_dim, cfg.hidden_size) < 1:
+            raise DPQConfigError("--encoder-embed-dim and --hidden-size must be 1 or more; try 300")
         encoder = WordVectorPooling(cfg, task.source_dictionary)
         head = DenseLayers(encoder.size, cfg.hidden_size, len(classes), cfg.dropout)
         return cls(encoder, head)
