@@ -64,7 +64,7 @@ setup(
     long_description=read_readme(),
     long_description_content_type="text/markdown",
     license="MIT",
-    python_requires=">=3.8",
+    python_requires=">=3.10",
     packages=find_packages(include=["fairseq_dpq", "fairseq_dpq.*"]),
     package_data={
         "fairseq_dpq": ["py.typed", "cli/*.json", "native/*.c", "native/*.h", "report/page.*"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,13 @@ UNKNOWN = Digest()
 
 
 def hash_file(path: Path, algorithm: str = "sha256") -> str:
-    """Hex digest of a file, read in blocks."""
+    """Hex digest of a file, which is read once as long as it does not change."""
+    found = path.stat()
+    return _hash(path, algorithm, found.st_size, found.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=None)
+def _hash(path: Path, algorithm: str, size: int, changed: int) -> str:
     state = hashlib.new(algorithm)
     with open(path, "rb") as stream:
         for block in iter(lambda: stream.read(1 << 20), b""):

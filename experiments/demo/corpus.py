@@ -39,8 +39,9 @@ def write_corpus(out: Path, seed: int, sizes: dict[str, int]) -> dict[str, list[
     corpus = generate(seed, sizes)
     out.mkdir(parents=True, exist_ok=True)
     for split, pairs in corpus.items():
-        for language, lines in zip((SOURCE, TARGET), zip(*pairs)):
-            write_whole(out / f"{split}.{language}", "\n".join(lines) + "\n")
+        for side, language in enumerate((SOURCE, TARGET)):
+            lines = [f"{pair[side]}\n" for pair in pairs]
+            write_whole(out / f"{split}.{language}", "".join(lines))
     return corpus
 
 
@@ -54,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{split}", type=int, default=default, help=what)
     args = parser.parse_args(argv)
     sizes = {split: getattr(args, split) for split in SPLITS}
+    if min(sizes.values()) < 1:
+        parser.error("each split needs at least 1 sentence")
     for split, pairs in write_corpus(args.out, args.seed, sizes).items():
         print(f"{split}: {len(pairs):,} sentences")
 

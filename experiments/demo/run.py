@@ -18,7 +18,7 @@ from experiments.demo.commands import MODELS, Model, Setting
 from experiments.demo.corpus import TARGET
 from experiments.score import bleu, read_lines, read_translations
 from fairseq_dpq.runs.folder import read_json, working_in, write_json, write_whole
-from fairseq_dpq.runs.runner import Facts, Job, Step, run_command, run_jobs
+from fairseq_dpq.runs.runner import DONE, Facts, Job, Step, run_command, run_jobs
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DATA, _REPORT = "data", "report"  # the jobs beside the models
@@ -94,6 +94,8 @@ def demo(args: argparse.Namespace, words: Sequence[str]) -> int:
         # The demo has succeeded, also without a report.
         write_json(out / "result.json", {"rows": rows})
         _print_result([table.Row(**row) for row in rows], time.monotonic() - start, out)
+        if results.get(_REPORT, {}).get("status") == DONE:
+            print(f"Codes, neighbours and curves are in {out / _REPORT}.")
     return 0
 
 
@@ -108,8 +110,7 @@ def _print_result(rows: list[table.Row], seconds: float, out: Path) -> None:
         "the whole model. CR: 32-bit table against codes and values, by the formula and measured;\n"
         "ratio: the model with the full table against this one.\n"
         "One run of each model: a difference of a few tenths of BLEU may be chance.\n"
-        f"{int(seconds)} s. The commands are in {out / 'commands.txt'}, their output in logs/,\n"
-        f"codes, neighbours and curves in {out / _REPORT}."
+        f"{int(seconds)} s. The commands are in {out / 'commands.txt'}, their output in logs/."
     )
 
 

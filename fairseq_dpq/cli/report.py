@@ -97,8 +97,8 @@ def _split(text: str) -> tuple[str, Path]:
 def _named(given: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Names and paths; where no name is given, a short one."""
     pairs = [_split(text) for text in given]
-    short = iter(short_names([path for name, path in pairs if not name]))
-    names = [name or str(Path(next(short)).with_suffix("")) for name, _ in pairs]
+    short = iter(short_names([p.absolute().with_suffix("") for name, p in pairs if not name]))
+    names = [name or next(short) for name, _ in pairs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise CheckpointError(f"{twice} is there twice; give names that differ: NAME=PATH")

@@ -53,7 +53,7 @@ class Checkpoint:
         cfg = self.state.get("cfg")
         if not cfg:
             return self.state["args"]  # of fairseq 0.9 and before
-        model = get_option(cfg, "model")
+        model = get_option(cfg, "model") if isinstance(cfg, Mapping) else None
         if not isinstance(model, (Namespace, Mapping)):
             raise CheckpointError(f"{self.path} is not a fairseq checkpoint: its cfg has no model")
         return model

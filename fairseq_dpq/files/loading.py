@@ -96,9 +96,9 @@ def _check_file(path: Path) -> bool:
         raise CheckpointError(f"{path} is empty")
     if head != b"PK\x03\x04":
         return False
-    if not zipfile.is_zipfile(path):  # the directory of a zip file is at its end
-        raise CheckpointError(f"{path} is truncated: copy it again")
     try:
+        if not zipfile.is_zipfile(path):  # the directory of a zip file is at its end
+            raise CheckpointError(f"{path} is truncated: copy it again")
         with zipfile.ZipFile(path) as archive:
             _check_entries(path, archive)
     except CheckpointError:

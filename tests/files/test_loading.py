@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import zipfile
 from argparse import Namespace
 from pathlib import Path
@@ -107,6 +108,17 @@ def test_not_a_checkpoint(tmp_path, way, write, text) -> None:
     with pytest.raises(CheckpointError, match=text) as error:
         load_checkpoint(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_zip_file_of_several_disks(tmp_path) -> None:
+    """Python's own test for a zip file raises here."""
+    record = b"PK\x06\x06" + struct.pack("<Q", 44) + bytes(44)
+    locator = b"PK\x06\x07" + struct.pack("<LQL", 0, 104, 2)
+    end = b"PK\x05\x06" + b"\xff" * 16 + bytes(2)
+    path = tmp_path / "many.pt"
+    path.write_bytes(b"PK\x03\x04" + bytes(100) + record + locator + end)
+    with pytest.raises(CheckpointError, match="is damaged|is truncated"):
+        load_checkpoint(path)
 
 
 def test_loading_leaves_the_allow_list_as_it_was(tmp_path) -> None:

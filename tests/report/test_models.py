@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fairseq_dpq.cli import compact, export
+from fairseq_dpq.cli.report import _named
 from fairseq_dpq.cli.text import short_names
 from fairseq_dpq.files.errors import CheckpointError
 from fairseq_dpq.report.models import join_compact, load_model
@@ -103,3 +104,9 @@ def test_names_are_as_short_as_they_can_be() -> None:
     paths = [Path("runs/sx/compact.pt"), Path("runs/vq/compact.pt")]
     assert short_names(paths) == ["sx/compact.pt", "vq/compact.pt"]
     assert short_names([Path("x/a.pt"), Path("x/b.safetensors")]) == ["a.pt", "b.safetensors"]
+
+
+def test_a_checkpoint_beside_its_export() -> None:
+    """Names have no ending, and differ all the same."""
+    given = ["a/model.pt", "b/model.safetensors", "c=c/model.pt"]
+    assert _named(given) == (["a/model", "b/model", "c"], [Path(p.split("=")[-1]) for p in given])
