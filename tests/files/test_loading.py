@@ -117,7 +117,7 @@ def test_a_zip_file_of_several_disks(tmp_path) -> None:
     end = b"PK\x05\x06" + b"\xff" * 16 + bytes(2)
     path = tmp_path / "many.pt"
     path.write_bytes(b"PK\x03\x04" + bytes(100) + record + locator + end)
-    with pytest.raises(CheckpointError, match="is damaged|is truncated"):
+    with pytest.raises(CheckpointError, match=r"is damaged|is truncated"):
         load_checkpoint(path)
 
 
