@@ -256,7 +256,8 @@ def test_hostile_records(copied: Path, record: Any, why: str) -> None:
 
 def test_a_forged_record_is_compared_with_the_tensors(copied: Path) -> None:
     """With checksums that fit, what it claims must still fit the tensors."""
-    record, _ = saving._open(copied)
+    config = saving.read_tensors(copied / "model.safetensors").config
+    record = TablesRecord.from_json(json.dumps(config["record"]))
     record.tables["token"].form["share_subspaces"] = True
     text = record.to_json()
     assert TablesRecord.from_json(text).tables["token"].form["share_subspaces"]
