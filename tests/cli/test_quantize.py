@@ -123,7 +123,7 @@ def test_which_tables(tmp_path, capsys) -> None:
     assert model["decoder.embed_tokens.values"].shape[0] == 16
     argv = [str(source), str(tmp_path / "x.pt"), "--dpq-K", "4", "--dpq-D"]
     for flags, text in {
-        "2 --embeddings a.b": "no token table at 'a.b'; choose input, decoder, all, or one of enc",
+        "2 --embeddings a.b": "no token table at 'a.b'; it has encoder.embed_tokens",
         "3": "encoder.embed_tokens: --dpq-D 3 does not divide the embedding size 8; try 2 or 4",
         "2 --dpq-method vq": "--dpq-method is for training: it needs --trainable",
     }.items():
