@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import shlex
 import shutil
@@ -178,6 +179,15 @@ class _Running:
         return result
 
 
+class _Lines(io.StringIO):
+    """What a bar draws, as lines: a log has no use for its carriage returns."""
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            print(text.strip(), file=sys.stderr)
+        return len(text)
+
+
 def run_jobs(
     jobs: Sequence[Job],
     workers: int = 1,
@@ -198,12 +208,14 @@ def run_jobs(
     results: dict[str, Facts] = {name: facts for name, facts in found.items() if facts}
     queue = [job for job in jobs if job.name not in results][:limit]
     running: list[_Running] = []
+    terminal = sys.stderr.isatty()
     options: Any = {
         "initial": len(results),
         "bar_format": "{l_bar}{bar}| {elapsed} so far, about {remaining} to go{postfix}",
         "smoothing": 0,
         "miniters": 0,
-        "mininterval": _LOOK if sys.stderr.isatty() else every,
+        "mininterval": _LOOK if terminal else every,
+        "file": sys.stderr if terminal else _Lines(),
     }
     bar = tqdm(total=len(jobs), desc=f"{len(jobs)} runs", **options)
     try:

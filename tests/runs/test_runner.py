@@ -91,7 +91,9 @@ def test_progress_is_that_of_the_log_and_of_what_is_done(tmp_path: Path, capsys)
         tmp_path, step("b", f"import time; print({log!r}, flush=True); time.sleep(1)"), name="two"
     )
     run_jobs([first, second], every=0.1)
-    lines = [line for line in capsys.readouterr().err.splitlines() if "loss 2" in line]
+    said = capsys.readouterr().err
+    assert "\r" not in said  # no terminal
+    lines = [line for line in said.splitlines() if "loss 2" in line]
     assert lines[-1].startswith("2 runs:  75%") and "two 50%, loss 2" in lines[-1]
     assert "so far, about " in lines[-1]
 
