@@ -71,7 +71,7 @@ def test_wheel_asks_for_torch_and_only_the_extra_for_fairseq(wheel) -> None:
     metadata = email.message_from_string(_metadata(wheel, "METADATA"))
     assert metadata["Name"] == "fairseq-dpq"
     assert metadata["Version"] == fairseq_dpq.__version__
-    assert metadata["Requires-Python"] == ">=3.8"
+    assert metadata["Requires-Python"] == ">=3.10"
     requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
 
     def wanted(python: str, extra: str = "") -> set[str]:
@@ -83,10 +83,10 @@ def test_wheel_asks_for_torch_and_only_the_extra_for_fairseq(wheel) -> None:
         }
 
     common = {"torch", "numpy", "tqdm", "safetensors", "filelock", "jinja2"}
-    assert wanted("3.8") == wanted("3.13") == common
+    assert wanted("3.10") == wanted("3.13") == common
     tools = common | {"sacrebleu>=2", "sentencepiece"}
     old, new = tools | {"fairseq==0.12.2"}, tools | {"fairseq-fixed==0.12.3.1"}
-    assert wanted("3.8", "fairseq") == wanted("3.10", "fairseq") == old
+    assert wanted("3.10", "fairseq") == old
     assert wanted("3.11", "fairseq") == wanted("3.13", "fairseq") == new
 
 
