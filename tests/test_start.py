@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -46,7 +47,9 @@ def described() -> dict[str, Any]:
             takes = 1 if action.nargs is None else action.nargs
             takes = 0 if isinstance(action, argparse._HelpAction) else takes
             flags.update(dict.fromkeys(action.option_strings, 1 if takes == "?" else takes))
-        out[name] = {"help": parser.format_help(), "flags": flags}
+        # Python 3.13 names the value of a flag with two names once.
+        text = re.sub(r"(--[\w-]+) ([A-Z]+), (--[\w-]+ \2)", r"\1, \3", parser.format_help())
+        out[name] = {"help": text, "flags": flags}
     return out
 
 
