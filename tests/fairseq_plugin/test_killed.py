@@ -12,6 +12,7 @@ import resource
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import fairseq
@@ -190,19 +191,26 @@ def test_a_copy_that_fails_leaves_the_old_checkpoint(tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, last.name]
 
 
-def test_a_save_that_fails_is_not_tried_again_in_the_same_file(tmp_path, monkeypatch) -> None:
-    """Its second attempt would write behind the first, and the file would get its name."""
-    path, save = tmp_path / "checkpoint_last.pt", torch.save
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_save_that_fails_is_tried_again_from_the_start(tmp_path, monkeypatch, failures) -> None:
+    """fairseq's second attempt writes behind the first, and the file gets its name. After three the
+    old file stays."""
+    path, save, tried = tmp_path / "checkpoint_last.pt", torch.save, []
     torch.save({"old": 1}, path)
 
-    def fails_once(obj, file, *args, **kwargs):
-        monkeypatch.setattr(torch, "save", save)
+    def fails(obj, file, *args, **kwargs):
+        tried.append(file)
+        if len(tried) > failures:
+            return save(obj, file, *args, **kwargs)
         file.write(b"a part of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", fails_once)
-    with pytest.raises(DPQConfigError, match=r"checkpoint_last.pt: No space left .* stay"):
+    monkeypatch.setattr(torch, "save", fails)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    if failures < 3:
         checkpoint_utils.torch_persistent_save({"new": 1}, str(path))
-    assert torch.load(path) == {"old": 1} and os.listdir(tmp_path) == [path.name]
-    checkpoint_utils.torch_persistent_save({"new": 1}, str(path))
-    assert torch.load(path) == {"new": 1} and os.listdir(tmp_path) == [path.name]
+    else:
+        with pytest.raises(DPQConfigError, match=r"checkpoint_last.pt: No space left .* stay"):
+            checkpoint_utils.torch_persistent_save({"new": 1}, str(path))
+    assert torch.load(path) == ({"new": 1} if failures < 3 else {"old": 1})
+    assert os.listdir(tmp_path) == [path.name] and len(tried) == min(failures + 1, 3)
