@@ -79,6 +79,9 @@ def test_a_kept_table_follows_what_is_written_past_autograd() -> None:
         assert torch.equal(layer.weight, rows) and not torch.equal(layer.weight, old)
         layer.values.data.mul_(2)
         assert torch.equal(layer.weight, 2 * rows)
+        layer.query.data.copy_(layer.query.data.flip(0))  # the same numbers, other rows
+        assert torch.equal(layer.weight, layer(torch.arange(50)))
+        assert not torch.equal(layer.weight, 2 * rows)
 
 
 @pytest.mark.parametrize("method", METHODS)
