@@ -57,7 +57,7 @@ fuzz: setup
 
 test-legacy:
 	VENV=$(LEGACY_VENV) bash scripts/setup_legacy.sh
-	OMP_NUM_THREADS=1 $(LEGACY_VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(LEGACY_VENV)/bin/python $(PYTEST)
 
 test-sanitize:
 	python3 tests/native/sanitize.py

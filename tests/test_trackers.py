@@ -12,9 +12,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
-from fairseq_dpq import DPQEmbedding, collect_regularizer
+from fairseq_dpq import DPQEmbedding, collect_regularizer, kept
 from fairseq_dpq.fairseq_plugin import resume
 from fairseq_dpq.fairseq_plugin.configs import write_record
 from fairseq_dpq.files.record import Table, TablesRecord
@@ -131,7 +131,7 @@ class NoFloat64(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
+        for leaf in tree_flatten(out)[0]:
             assert not isinstance(leaf, torch.Tensor) or leaf.dtype != torch.float64, func
         return out
 
@@ -139,7 +139,7 @@ class NoFloat64(TorchDispatchMode):
 @pytest.mark.parametrize("options", ALL, ids=ids)
 def test_a_device_without_float64(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     assert distances.wide_dtype(torch.device("mps")) is torch.float32
-    for module in (distances, trackers, kmeans, codes):
+    for module in (distances, trackers, kmeans, codes, kept):
         monkeypatch.setattr(module, "wide_dtype", lambda device: torch.float32)
     warm = {"warmup_updates": 1, "ramp_updates": 2} if options["schedule"] == "warmup" else {}
     monkeypatch.setattr("fairseq_dpq.native.library.load", lambda: None)
@@ -148,6 +148,7 @@ def test_a_device_without_float64(options: dict, monkeypatch: pytest.MonkeyPatch
         for _ in range(4):
             (layer(torch.arange(50)).sum() + collect_regularizer(layer)).backward()
         layer.eval()(torch.arange(50))
+        assert len(layer.weight.detach()) == 50
         layer.code_usage()
 
 

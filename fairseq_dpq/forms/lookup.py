@@ -13,6 +13,7 @@ from torch import Tensor
 from fairseq_dpq import native
 from fairseq_dpq.files.memory import BufferGuard
 from fairseq_dpq.forms.packing import is_wide, unpack_even, unpack_plan, unpack_rows
+from fairseq_dpq.native.buffers import CPU
 from fairseq_dpq.tracing import is_graph, is_onnx, is_tracing
 
 _INDICES = (torch.int64, torch.int32)
@@ -32,7 +33,7 @@ class SmallBatchLookup(BufferGuard):
         super().__init__(codes, values, padding_idx)
         self._d, self._dtype = len(sizes) * values.shape[1], values.dtype
         kind = ELEMENT.get(values.shape[1] * values.element_size())
-        here = values.is_contiguous() and codes.is_cpu and values.is_cpu
+        here = values.is_contiguous() and codes.device == values.device == CPU
         here = here and sys.byteorder == "little" and not (self._packed and is_wide(buffers.bits))
         self._elements: Tensor | None = None
         if here and kind is not None:
@@ -44,7 +45,7 @@ class SmallBatchLookup(BufferGuard):
 
     def lookup(self, indices: Tensor) -> Tensor | None:
         """The rows of a few indices, none of them padding, or None."""
-        if self._elements is None or indices.numel() > _SMALL or not indices.is_cpu:
+        if self._elements is None or indices.numel() > _SMALL or indices.device != CPU:
             return None
         if self._of_values.requires_grad:
             return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 MOST_CODES = 32768
+CPU = torch.device("cpu")  # torch 1.12 has no Tensor.is_cpu
 _storage: Any = getattr(Tensor, "untyped_storage", Tensor.storage)  # older releases have one kind
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fairseq_dpq.native import library
-from fairseq_dpq.native.buffers import MOST_CODES, aligned, has_memory
+from fairseq_dpq.native.buffers import CPU, MOST_CODES, aligned, has_memory
 from fairseq_dpq.tracing import is_tracing
 
 BYTES = {torch.uint8: 1, torch.int16: 2, torch.int64: 8}  # of a code
@@ -25,7 +25,7 @@ _ROWS = 1 << 15  # rows turned into float32 at once where they are of another ty
 
 def serves(*tensors: Tensor | None) -> Any:
     """The library, if it can take these tensors."""
-    plain = all(t is None or (t.is_cpu and has_memory(t)) for t in tensors)
+    plain = all(t is None or (t.device == CPU and has_memory(t)) for t in tensors)
     return library.load() if plain and not is_tracing() else None
 
 

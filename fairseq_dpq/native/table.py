@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_dpq.files.memory import BufferGuard
 from fairseq_dpq.native import library
-from fairseq_dpq.native.buffers import MOST_CODES, Buffers, aligned, has_memory
+from fairseq_dpq.native.buffers import CPU, MOST_CODES, Buffers, aligned, has_memory
 from fairseq_dpq.tracing import is_tracing
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Tiers:
 
 def _states(h: Tensor, d: int) -> Tensor | None:
     """h (..., d) in float32 as the library reads it, or None where it cannot serve."""
-    if h.dtype not in VALUE_TYPES or not h.dim() or h.shape[-1] != d or not h.is_cpu:
+    if h.dtype not in VALUE_TYPES or not h.dim() or h.shape[-1] != d or h.device != CPU:
         return None
     if (h.requires_grad and torch.is_grad_enabled()) or not has_memory(h):
         return None
@@ -177,7 +177,7 @@ def _look_up(
 ) -> Tensor | None:
     """Rows (..., d) of a table of n in the dtype of `values`, or None where it cannot serve."""
     width = _INDEX_BYTES.get(indices.dtype)
-    if width is None or type(indices) is not Tensor or not indices.is_cpu:
+    if width is None or type(indices) is not Tensor or indices.device != CPU:
         return None
     try:
         if not indices.is_contiguous():
@@ -235,7 +235,7 @@ def table(buffers: Buffers) -> Table | GpuTable | None:
         return None
     if not (has_memory(codes) and has_memory(values)):
         return None
-    if codes.is_cpu:
+    if codes.device == CPU:
         return Table(buffers) if library.available() else None
     kernels = library.gpu(codes.device) if codes.is_cuda else None
     return None if kernels is None else kernels.GpuTable(buffers)
