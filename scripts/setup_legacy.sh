@@ -37,7 +37,7 @@ pip install -q cffi "hydra-core>=1.0.7,<1.1" "omegaconf<2.1" regex "sacrebleu>=2
     tensorboardX
 
 echo "== what the package and its tests use"
-pip install -q pytest pytest-xdist sentencepiece "safetensors<0.5" packaging "matplotlib<3.9"
+pip install -q pytest pytest-xdist sentencepiece "safetensors<0.5" packaging tokenizers "matplotlib<3.9"
 pip install -q --no-build-isolation -e "$root"
 # fairseq looks for --user-dir NAME beside its own package, where an editable install is not.
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')

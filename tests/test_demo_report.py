@@ -12,7 +12,7 @@ from experiments.demo.commands import MODELS, report
 from fairseq_dpq.cli import compact
 from fairseq_dpq.cli import report as tool
 from helpers.report_files import dictionary, full
-from helpers.toy_checkpoints import make_layer, make_state
+from helpers.toy_checkpoints import load, make_layer, make_state
 
 pytest.importorskip("matplotlib")
 
@@ -29,7 +29,7 @@ def out(tmp_path: Path) -> Path:
         (tmp_path / "logs" / model.folder / "train.log").write_text(LOG)
         path = tmp_path / model.folder / "checkpoint_best.pt"
         if model.method is None:
-            state = torch.load(full(path, torch.randn(60, 12)), weights_only=False)
+            state = load(full(path, torch.randn(60, 12)))
         else:
             state = make_state(make_layer(method=model.method))
         state["cfg"]["task"] = {"data": "bin"}

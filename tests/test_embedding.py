@@ -19,6 +19,7 @@ from torch import nn
 
 from fairseq_dpq import CompactEmbedding, DPQEmbedding, code_usage, collect_regularizer, dpq_modules
 from helpers.layers import METHODS, make, train
+from helpers.toy_checkpoints import load
 
 # As nn.Embedding --------------------------------------------------------------------------------
 
@@ -382,7 +383,7 @@ def test_copies_in_the_middle_of_training(method: str) -> None:
     copies = [
         copy.deepcopy(layer),
         pickle.loads(pickle.dumps(layer)),
-        torch.load(buffer, **({} if torch.__version__ < "1.13" else {"weights_only": False})),
+        load(buffer),
     ]
     tokens = torch.randint(50, (3, 7))
     layer.regularizers.pop()

@@ -14,6 +14,7 @@ import torch
 
 from helpers import fsq, toy_package
 from helpers.tool_runs import TF, train
+from helpers.toy_checkpoints import load
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +84,7 @@ def test_quantize_inspect_export_and_models(outside, full, tmp_path) -> None:
     (seen,) = json.loads(tool(outside, "inspect", small, "--json"))[0]["embeddings"]
     assert made["form"] == seen["form"] == "signs" and seen["description"] == "signs one size"
     assert seen["compact_bytes"] == seen["num_embeddings"] * seen["embedding_dim"] // 8 + 4
-    table = torch.load(full, weights_only=False)["model"]["encoder.embed_tokens.weight"]
+    table = load(full)["model"]["encoder.embed_tokens.weight"]
     assert run(outside, "-c", MODEL, small, rows).split() == ["FairseqSignEmbedding", "signs"]
     want = table.sign() * table.abs().mean()
     want[1] = 0

@@ -21,6 +21,7 @@ _STATES = 8192  # hidden states that are kept
 _JUDGED = 4096  # of these, those whose output distribution is computed; fewer for large tables
 _PRODUCTS = 1 << 37  # of a state and a table that this may take
 _NUMBERS = 1 << 23  # logits held at once
+_HOOK: dict[str, Any] = {} if torch.__version__ < "2" else {"with_kwargs": True}
 _FEW = 0.1  # types seen, as a share of the rows: fewer deserve a warning
 
 
@@ -180,13 +181,13 @@ def _following(
     with contextlib.ExitStack() as hooks:
 
         def follow(module: nn.Module, note: Callable[[Tensor], None], columns: int) -> None:
-            def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-                given, known = args[0] if args else kwargs.get("input"), mask[0]
+            def hook(module: nn.Module, args: Any, kwargs: Any = None) -> None:
+                given, known = args[0] if args else (kwargs or {}).get("input"), mask[0]
                 if isinstance(given, Tensor):
                     shape = given.shape[: given.dim() - columns]
                     note(given[known] if known is not None and known.shape == shape else given)
 
-            hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_pre_hook(hook, **_HOOK).remove)
 
         for found, use in zip(tables, uses):
             for module in {id(m): m for m in found.modules.values()}.values():

@@ -140,11 +140,10 @@ def follow_update(old: Callable, task: Any, optimizer: Any, model: Any, update_n
                 "criterion.forward(model, sample) or uses a model other than the one it passes to "
                 "the criterion. It must call criterion(model, sample)"
             )
-        was_plain = table.is_plain
+        if table.is_plain:
+            _forget_best()
         if table.step():
             _copy_to_optimizer(table, optimizer)
-        if was_plain and not table.is_plain:
-            _forget_best()
 
 
 def _forget_best() -> None:

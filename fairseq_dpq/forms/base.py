@@ -91,6 +91,9 @@ class Form(nn.Module):
     model_dtype: ClassVar[tuple[str, ...] | None] = None
     setting_types: ClassVar[dict[str, type]]  # of `settings()`
 
+    def __init_subclass__(cls) -> None:
+        cls.__annotations__ = {}  # TorchScript of torch 1.12 fails where they are strings
+
     def __init__(
         self,
         num_embeddings: int | None = None,

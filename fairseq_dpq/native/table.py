@@ -227,13 +227,13 @@ def table(buffers: Buffers) -> Table | GpuTable | None:
     if is_tracing() or type(codes) is not Tensor or type(values) is not Tensor:
         return None
     buffers.check()
-    if codes.device != values.device or not (codes.is_contiguous() and values.is_contiguous()):
+    if not all(has_memory(t) and t.is_contiguous() for t in (codes, values)):
         return None
-    if values.dtype not in VALUE_TYPES or max(buffers.sizes) > MOST_CODES or not values.numel():
+    if codes.device != values.device or max(buffers.sizes) > MOST_CODES or not values.numel():
         return None
-    if codes.dtype not in _CODE_BYTES or (buffers.packed and codes.dtype is not torch.uint8):
+    if values.dtype not in VALUE_TYPES or codes.dtype not in _CODE_BYTES:
         return None
-    if not (has_memory(codes) and has_memory(values)):
+    if buffers.packed and codes.dtype is not torch.uint8:
         return None
     if codes.device == CPU:
         return Table(buffers) if library.available() else None

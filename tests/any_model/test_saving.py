@@ -56,6 +56,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+@pytest.mark.skipif(torch.__version__.startswith("1."), reason="safetensors copies there")
 def test_codes_and_weights_stay_in_the_file(saved: Path) -> None:
     model = load_compact(saved, Toy())
     ranges = [

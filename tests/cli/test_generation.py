@@ -163,6 +163,7 @@ class Products(TorchDispatchMode):
         return out
 
 
+@pytest.mark.skipif(torch.__version__ < "2", reason="modes of torch 1 are made in another way")
 def test_one_product_with_the_table_for_all_hypotheses(small) -> None:
     training = small.with_name("checkpoint_last.pt")
     for path, prepared in ((small, False), (small, True), (training, False), (training, True)):

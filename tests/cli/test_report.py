@@ -12,7 +12,7 @@ import torch
 from fairseq_dpq.cli import compact, export, report
 from fairseq_dpq.report import page
 from helpers.report_files import dictionary, exported, full
-from helpers.toy_checkpoints import PATH, make_layer, save_toy
+from helpers.toy_checkpoints import PATH, load, make_layer, save_toy
 
 pytest.importorskip("matplotlib")
 
@@ -75,7 +75,7 @@ def test_empty_table_and_no_table(tmp_path: Path, capsys) -> None:
     facts = json.loads((tmp_path / "one" / "report.json").read_text())
     assert facts["models"][0]["tables"][0]["num_embeddings"] == 0 and facts["words"] == {}
     none = full(tmp_path / "none.pt", torch.zeros(1, 4))
-    state = torch.load(none, weights_only=False)
+    state = load(none)
     state["model"] = {"x": torch.zeros(2)}
     torch.save(state, none)
     assert report.main([str(none), "--out", str(tmp_path / "two")]) == 0

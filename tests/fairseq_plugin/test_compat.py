@@ -202,7 +202,7 @@ def test_no_sentence_is_dropped(n: int, multiple: int, patched: None) -> None:
     if old is not None:  # this version has the fault: what it kept is unchanged, the rest is added
         kept = batches(old, n)
         assert [b.tolist() for b in kept] == [b.tolist() for b in now[: len(kept)]]
-        assert sum(map(len, kept)) == n - n % multiple
+        assert sum(map(len, kept)) in (n, n - n % multiple)  # by what compiled it
     assert batches(data_utils.batch_by_size, 0) == []
 
 

@@ -108,7 +108,7 @@ def train_two(corpus: Path, where: Path, dpq: str, stop: tuple[int, int] | None 
 def weights(where: Path) -> dict[str, torch.Tensor]:
     state = load(where / "checkpoint_last.pt")
     assert state["optimizer_history"][-1]["num_updates"] == UPDATES
-    return state["model"]
+    return fsq.learned(state["model"])
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -12,6 +12,7 @@ import torch
 from helpers import fsq
 from helpers.forging import Evil
 from helpers.plugin_runs import RUN, TRANSFORMER, last, train
+from helpers.toy_checkpoints import load
 
 pytestmark = [
     pytest.mark.slow,
@@ -64,5 +65,5 @@ def test_a_malicious_pickle_does_not_run(
     # It got as far as the file, and the file is why it failed.
     assert "UnpicklingError" in done.stderr and "GLOBAL posix.system" in done.stderr
     assert not list(tmp_path.glob("out/*.pt"))
-    torch.load(file, weights_only=False)
+    load(file)
     assert marker.exists()  # the pickle would have worked

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from fairseq_dpq.cli import compact
 from fairseq_dpq.config import DPQConfigError
 from helpers.plugin_runs import TRANSFORMER, last, train
+from helpers.toy_checkpoints import load
 
 pytestmark = pytest.mark.slow
 
@@ -79,9 +79,16 @@ def test_scores_of_the_plain_table_do_not_count(corpus, tmp_path) -> None:
     log = train(corpus, tmp_path, *flags, updates=0, dpq=coarse)
     losses = [float(x) for x in re.findall(r"valid \| epoch \d+ \| valid on .* loss ([\d.]+)", log)]
     assert min(losses[:4]) < min(losses[5:]), losses
-    best = torch.load(tmp_path / "checkpoint_best.pt", map_location="cpu", weights_only=False)
+    best = load(tmp_path / "checkpoint_best.pt")
     now, first, _ = best["model"][f"{TABLE}.schedule"].tolist()
     assert now >= first == 30
+
+
+def test_patience_waits_for_codes(corpus, tmp_path) -> None:
+    """The plain table learns nothing, and its 30 updates are five epochs."""
+    flags = [*TIED, "--max-epoch", "12", "--patience", "1", "--lr", "0"]
+    log = train(corpus, tmp_path, *flags, updates=0, dpq=SX + " --dpq-warmup-updates 30")
+    assert len(re.findall(r"valid \| epoch \d+ \| valid on", log)) > 5
 
 
 def test_averages_of_a_warmup(corpus, plain, tmp_path, capsys) -> None:

@@ -193,6 +193,7 @@ def test_state_dict_errors() -> None:
         compact.load_state_dict({**state, "query": torch.zeros(1)})
 
 
+@pytest.mark.skipif(torch.__version__.startswith("1."), reason="needs torch 2.1 or later")
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_assigning_to_a_table_on_meta(packed: bool, dtype: torch.dtype) -> None:

@@ -133,7 +133,8 @@ class Damage:
         size = table["num_embeddings"], table["embedding_dim"], table["padding_idx"]
         layer = DPQEmbedding(*size, **table["options"])
         own = {k[len(PATH) + 1 :]: t for k, t in state["model"].items() if k.startswith(PATH + ".")}
-        layer.load_state_dict(own, strict=True)
+        # What only further training needs may be missing: `idle`, if a record asks for re-seeding.
+        layer.load_state_dict({**layer.state_dict(), **own}, strict=True)
         with torch.no_grad():
             return layer.eval()(torch.arange(size[0]))
 

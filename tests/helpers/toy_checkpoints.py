@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, BinaryIO, Callable
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ def save_toy(path: Path, layer: DPQEmbedding | None = None, **more: Any) -> Path
     return path
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path | BinaryIO) -> Any:
     """A file of our own, read without any of the package's code."""
     kw = {} if torch.__version__ < "1.13" else {"weights_only": False}
     return torch.load(path, map_location="cpu", **kw)

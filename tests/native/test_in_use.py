@@ -13,6 +13,7 @@ import torch
 
 from fairseq_dpq import CompactEmbedding, native
 from helpers.native_cases import by_pytorch, no_library
+from helpers.toy_checkpoints import load
 
 needs_library = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 
@@ -51,7 +52,7 @@ def through_save(form: CompactEmbedding) -> CompactEmbedding:
     buffer = io.BytesIO()
     torch.save(form, buffer)
     buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
+    return load(buffer)
 
 
 def other_memory(form: CompactEmbedding) -> CompactEmbedding:
@@ -147,5 +148,6 @@ def test_few_ids_have_the_bits_of_many(library: Any, packed: bool) -> None:
         for count in (0, 2, 16, 17):
             ids = torch.arange(count).view(2, -1) if count % 2 == 0 else torch.arange(count)
             assert torch.equal(form(ids), every[ids])
-        batched = torch.vmap(form)(torch.arange(6).view(3, 2))
-    assert torch.equal(batched, every[:6].view(3, 2, 32))
+        if hasattr(torch, "vmap"):
+            batched = torch.vmap(form)(torch.arange(6).view(3, 2))
+            assert torch.equal(batched, every[:6].view(3, 2, 32))

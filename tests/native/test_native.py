@@ -76,6 +76,8 @@ def _gradients_by_definition(features, direction, offset, values, codes, grad) -
     parts = [t.double().requires_grad_() for t in (features, direction, offset, values)]
     x, w, b, v = parts
     groups = codes.shape[1]
+    if not len(x):  # torch 1.12 has no gradient of an empty product
+        return [torch.zeros_like(part) for part in parts]
     score = torch.einsum("rdm,dkm->rdk", x, w.expand(groups, -1, -1)) + b
     mixed = torch.einsum("rdk,dks->rds", score.softmax(-1), v.detach().expand(groups, -1, -1))
     picked = v.expand(groups, -1, -1)[torch.arange(groups), codes]

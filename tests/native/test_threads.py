@@ -156,7 +156,8 @@ def test_the_number_of_threads_is_torchs_and_they_sleep() -> None:
     command = [sys.executable, "-c", COUNT]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.strip() == "[0, 1, 3, 3] True"
+    own = [0, 2, 6, 4] if torch.__version__ < "2" else [0, 1, 3, 3]  # torch 1 has OpenMP's too
+    assert done.stdout.strip() == f"{own} True"
 
 
 def test_an_error_in_any_thread_is_the_first_one(two_threads: None) -> None:

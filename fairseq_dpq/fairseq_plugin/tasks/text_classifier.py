@@ -163,6 +163,7 @@ class TextClassifier(FairseqEncoderModel):
 
     def __init__(self, encoder: WordVectorPooling, head: DenseLayers) -> None:
         super().__init__(encoder)
+        self.args = None  # fairseq 0.12.2's sentence_prediction looks into it
         self.classification_heads = nn.ModuleDict({HEAD: head})
 
     @classmethod
