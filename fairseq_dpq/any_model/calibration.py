@@ -21,6 +21,7 @@ _STATES = 8192  # hidden states that are kept
 _JUDGED = 4096  # of these, those whose output distribution is computed; fewer for large tables
 _PRODUCTS = 1 << 37  # of a state and a table that this may take
 _NUMBERS = 1 << 23  # logits held at once
+# torch 1 shows a hook what is given by position only
 _HOOK: dict[str, Any] = {} if torch.__version__ < "2" else {"with_kwargs": True}
 _FEW = 0.1  # types seen, as a share of the rows: fewer deserve a warning
 

@@ -97,9 +97,9 @@ class Refitted(Damage):
         names = [name for name in entries if len(entries[name]) > 8]
         pickled = next(name for name in names if name.endswith("data.pkl"))
         name = pickled if self.rng.random() < 0.5 else self.rng.choice(names)
-        # torch does not look at the protocol of a pickle, which Python's own reader refuses.
-        first = 2 if name == pickled else 0
-        entries[name], what = self._flip(entries[name], first, len(entries[name]))
+        entries[name], what = self._flip(entries[name], 0, len(entries[name]))
+        if name == pickled:  # torch ignores a wrong protocol; what the rows are read by refuses it
+            entries[name] = entries[name][:1] + b"\x02" + entries[name][2:]
         with zipfile.ZipFile(self.bad, "w", zipfile.ZIP_STORED) as new:
             for key, data in entries.items():
                 new.writestr(key, data)
