@@ -155,10 +155,11 @@ class _FairseqForm(_LoadsInFairseq):
     def weight(self) -> Tensor | StoredWeight:
         """The dense table, for a tied output layer, or what stands for it."""
         form: Any = self
-        trained = any(buffer.requires_grad for buffer in form.buffers())
-        if trained or is_tracing():
+        if form.corrects_logits:  # which no dense table does
+            return StoredWeight(form)
+        if is_tracing() or any(buffer.requires_grad for buffer in form.buffers()):
             return form.dense()
-        if form.corrects_logits or (form.serves_logits and not self.exact_logits):
+        if form.serves_logits and not self.exact_logits:
             return StoredWeight(form)
         if self._dense is None:
             return as_of_full_model(form.dense())
