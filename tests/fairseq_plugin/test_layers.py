@@ -34,9 +34,15 @@ def _trained(model: _Tied, h: Tensor) -> Tensor:
         return out.detach()
 
 
+def _exact(model: _Tied, h: Tensor) -> Tensor:
+    """As with --exact-logits, which means the dense table where there is no correction."""
+    model.table.exact_logits = True
+    return model(h)
+
+
 WAYS: dict[str, Callable[[_Tied, Tensor], Tensor]] = {
     "trained": _trained,
-    "exact": lambda model, h: setattr(model.table, "exact_logits", True) or model(h),
+    "exact": _exact,
     "jit": lambda model, h: torch.jit.trace(model, (h,))(h),
     "export": lambda model, h: torch.export.export(model, (h,)).module()(h),
 }
