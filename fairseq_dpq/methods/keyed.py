@@ -130,9 +130,8 @@ class KeyedMethod(ProductMethod[KO]):
         if that is small; a tied table starts larger, because an output layer is slow to learn from
         rows near 0.
 
-        In the paper's schedule, centroids need queries of some size to part them: those of VQ keep
-        what the table's own initialiser drew, unless it is N(0, 1), nn.Embedding's, from which
-        codes hardly learn.
+        In the paper's schedule N(0, 1), nn.Embedding's, is scaled down to s. VQ keeps any other
+        start of the table: from a smaller one most centroids stay unused.
         """
         query, keys = parameters["query"], parameters[self.compared]
         scale = START
@@ -142,10 +141,11 @@ class KeyedMethod(ProductMethod[KO]):
         if not (tied or self.starts_wide):
             scale = min(START, scale)
         for parameter in (query, keys):
-            if not (c.by_paper and self.starts_wide):
-                parameter.normal_(0, scale)
-            elif not parameter.is_meta and parameter.float().std(unbiased=False) > 0.5:
+            drawn = c.by_paper and not parameter.is_meta
+            if drawn and parameter.float().std(unbiased=False) > 0.5:
                 parameter.mul_(scale)
+            elif not (c.by_paper and self.starts_wide):
+                parameter.normal_(0, scale)
 
     def trackers(self, c: KO, shapes: Shapes) -> list[Tracker]:
         keys = shapes["values"]
