@@ -34,7 +34,7 @@ def option(
     Args:
         valid, right: What a value must fulfil, and what an error says of one that does not.
         needs: The option and the value that it depends on, `schedule=paper`.
-        shapes: Tensors follow it: a checkpoint can only be restored with the same value.
+        shapes: Tensors or their meaning follow it: it must be the same to restore a checkpoint.
         keeps: A resumed training keeps the checkpoint's value, whatever the command says.
         flag: False for a keyword of the layer that fairseq-train does not have.
     """

@@ -1,5 +1,5 @@
-"""Help against codes that nobody uses: re-seeding, EMA centroids, the rotation trick; and several
-workers, which must hold the same numbers as one."""
+"""Help against codes that nobody uses: re-seeding, EMA centroids; and several workers,
+which must hold the same numbers as one."""
 
 from __future__ import annotations
 
@@ -103,57 +103,6 @@ def test_ema_leaves_only_the_commitment_in_the_loss() -> None:
     out = layer(torch.arange(2, 60))
     error = (out.detach() - layer.query.detach()[2:]).pow(2).sum(1).mean()
     torch.testing.assert_close(collect_regularizer(layer).detach(), 0.5 * error)
-
-
-# Rotation trick -----------------------------------------------------------------------------------
-
-
-def test_rotation_trick_equals_numpy() -> None:
-    """The gradient goes through the map that turns the query onto its centroid and scales it."""
-    layer = make(method="vq", rotation_trick=True, schedule="warmup")
-    tokens = torch.tensor([4, 9, 33])
-    out = layer(tokens)
-    up = torch.randn(3, 12)
-    (out * up).sum().backward()
-    for i, token in enumerate(tokens.tolist()):
-        for j in range(3):
-            part = slice(4 * j, 4 * j + 4)
-            q = layer.query[token, part].detach().double().numpy()
-            e = out[i, part].detach().double().numpy()
-            g = up[i, part].double().numpy()
-            q1, e1 = q / np.linalg.norm(q), e / np.linalg.norm(e)
-            # the rotation in the plane of q1 and e1, from its definition: cos, sin and a basis
-            cos = q1 @ e1
-            b = e1 - cos * q1
-            sin = np.linalg.norm(b)
-            b = b / sin
-            plane = np.stack([q1, b], 1)  # (4, 2)
-            turn = np.array([[cos, -sin], [sin, cos]])
-            R = np.eye(4) - plane @ plane.T + plane @ turn @ plane.T
-            R = R * np.linalg.norm(e) / np.linalg.norm(q)
-            np.testing.assert_allclose(R @ q, e, atol=1e-6)
-            np.testing.assert_allclose(layer.query.grad[token, part].numpy(), R.T @ g, atol=1e-5)
-
-
-def test_rotation_trick_changes_only_the_gradient() -> None:
-    plain, rotated = make(method="vq"), make(method="vq", rotation_trick=True)
-    tokens = torch.arange(60)
-    one, other = plain(tokens), rotated(tokens)
-    assert torch.equal(one, other)
-    one.sum().backward()
-    other.sum().backward()
-    assert plain.query.grad[2:].unique().tolist() == [1.0]
-    assert not torch.allclose(plain.query.grad, rotated.query.grad)
-
-
-def test_rotation_trick_at_its_poles() -> None:
-    layer = make(method="vq", rotation_trick=True, schedule="warmup", K=2, D=1)
-    with torch.no_grad():
-        layer.query[5] = 0  # no direction
-        layer.query[6] = layer.values[0, 0]  # nothing to turn
-    layer(torch.tensor([5, 6])).sum().backward()
-    assert torch.isfinite(layer.query.grad).all()
-    torch.testing.assert_close(layer.query.grad[6], torch.ones(12))
 
 
 # Workers ------------------------------------------------------------------------------------------

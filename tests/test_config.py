@@ -62,8 +62,8 @@ from fairseq_dpq.methods.base import TableUse
             "rank=513: exceeds the embedding size 512",
         ),
         (
-            {"rotation_trick": True},
-            "rotation_trick=True has no effect with method='sx'; use method='vq'",
+            {"value_gradient": 0.5},
+            "value_gradient=0.5 has no effect with method='sx'; use method='vq'",
         ),
         ({"reseed_after": -1}, "reseed_after=-1: must be 0 (off) or a number of updates"),
     ],

@@ -37,6 +37,11 @@ def test_vq_trained_as_in_the_paper_starts_like_the_table() -> None:
     assert torch.equal(layer.query[2:], full.weight[2:])
     for parameter in layer.parameters():
         assert set(parameter.flatten().tolist()) <= {0.0, *full.weight.flatten().tolist()}
+    # With a gradient of their own the centroids keep it, and queries are as small as those of sx.
+    layer = make(500, method="vq", schedule="paper", value_gradient=0.1)
+    layer.reset_parameters(full.weight)
+    assert abs(layer.query[2:].std().item() - 0.02) < 0.002
+    assert set(layer.values.flatten().tolist()) <= set(full.weight.flatten().tolist())
     # nn.Embedding's own N(0, 1) is too large.
     alone = DPQEmbedding(500, 24, 1, K=8, D=4, method="vq", schedule="paper")
     assert 0.01 < alone.query.std() < 0.1

@@ -30,6 +30,7 @@ CASES = [
         ("sx", "warmup", {"tau": 0.3}),
         ("vq", "paper", {"regularizer_weight": 0.7}),
         ("vq", "paper", {"regularizer_weight": 0.7, "commitment": 0.25}),
+        ("vq", "paper", {"regularizer_weight": 0.7, "value_gradient": 0.3}),
         ("vq", "warmup", {"commitment": 0.25}),
     )
 ]
@@ -129,7 +130,7 @@ def test_step_equals_numpy(
         numpy(layer.values),
         numpy(up).reshape(-1, d),
         method=method,
-        distance="dot" if method == "sx" and paper else "euclidean",
+        distance="dot" if paper and (method == "sx" or "value_gradient" in extra) else "euclidean",
         normalize=paper,
         padding_idx=pad,
         **given,

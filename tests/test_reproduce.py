@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments import results
 from experiments.reproduce import run
 from experiments.reproduce.rows import CPU, METRICS, TABLES
 from experiments.reproduce.run import Plan, ratios, slug
+from experiments.results import provenance
 from fairseq_dpq.runs.folder import RunsError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -161,6 +163,44 @@ def test_rows_are_run_once_and_resumed_after_a_failure(checkout, capsys) -> None
     # This one has failed before it had a checkpoint: other flags may mend it.
     alone = ["T5", "--rows", "small/dpq-sx", "--out", "o", "--", "--max-epoch", "1"]
     assert run.main(alone) == 1
+
+
+def test_results_are_recorded_and_replaced(checkout, capsys, monkeypatch) -> None:
+    folder = checkout / "results"
+    folder.mkdir()
+    for name in ("not_run", "asides"):
+        (folder / f"{name}.json").write_text("[]")
+    monkeypatch.setattr(results, "HERE", folder)
+    monkeypatch.setattr(results, "PAGE", checkout / "results.md")
+    argv = ["T4", "--scale", "paper", "--rows", "ptb_small/full", "--out", "o", "--record"]
+    more = ["--subset", "valid", "--", "--seed=7"]
+    for score in ("117.25", "116.5"):  # the second time as after another training
+        script = checkout / "scripts" / "score.sh"
+        script.write_text(script.read_text().replace("117.25", score))
+        assert run.main([*argv, "ours", *more]) == 0
+        data = json.loads((folder / "ours.json").read_text())
+        (row,) = data["rows"]
+        assert (row["model"], row["data"], row["seeds"]) == ("full", "ptb_small", [7])
+        assert (row["valid"], row["paper"], row["ratio"]) == (float(score), 114.5, 1)
+        assert data["command"].endswith("T4 --scale paper --subset valid -- --seed=7")
+        assert data["machine"] and row["date"] == data["date"] == provenance()["date"]
+        page = (checkout / "results.md").read_text()
+        assert f"| ptb_small, full | full | perplexity | 114.5 | {score} (valid) |" in page
+        (checkout / "o" / "ptb_small" / "full" / "result.json").unlink()
+    assert run.main([*argv, "not_run", "--subset", "valid", "--dry-run"]) == 2
+    assert "--record not_run: " in (error := capsys.readouterr().err) and "other results" in error
+    with pytest.raises(SystemExit):
+        run.main([*argv, "../ours", *more])
+    assert "'../ours' is not made of letters, digits and _" in capsys.readouterr().err
+    # The recipe's own split would be unknown, and the page has one command for a file.
+    assert run.main([*argv, "ours", "--", "--seed=7"]) == 2
+    assert "add --subset valid or --subset test" in capsys.readouterr().err
+    for other in (["--subset", "test"], ["--subset", "valid", "--", "--seed=8"]):
+        assert run.main([*argv, "ours", *other]) == 2
+        error = capsys.readouterr().err
+        assert "has the results of 'scripts/reproduce.sh T4 --scale paper --subset valid" in error
+    assert run.main(["T3", "--record", "ours", "--subset", "test"]) == 2
+    assert "these rows have several metrics (BLEU, accuracy, perp" in capsys.readouterr().err
 
 
 def test_a_whole_name_means_that_row_alone() -> None:

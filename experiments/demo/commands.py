@@ -69,13 +69,13 @@ def preprocess(setting: Setting) -> list[str]:
     return (command + (" --joined-dictionary" if setting.tables == "all" else "")).split()
 
 
-def train(setting: Setting, model: Model) -> list[str]:
-    """Training; the three commands differ in the DPQ flags only."""
-    command = ["fairseq-train", "bin", "--user-dir", "fairseq_dpq"]
+def train(setting: Setting, model: Model, flags: str = "") -> list[str]:
+    """Training; the commands differ in the DPQ flags only (`flags`, instead of the model's)."""
     if model.method is not None:
-        command += f"--dpq-K {setting.K} --dpq-D {setting.D} --dpq-method {model.method}".split()
+        own = f"--dpq-K {setting.K} --dpq-D {setting.D} --dpq-method {model.method}"
     else:  # DPQ tables start small: the full table too, or the start would be compared
-        command += ["--dpq-full-start", f"{setting.full_start:g}"]
+        own = f"--dpq-full-start {setting.full_start:g}"
+    command = ["fairseq-train", "bin", "--user-dir", "fairseq_dpq", *(flags or own).split()]
     command += ["--dpq-embeddings", "all"] if setting.tables == "all" else []
     shared = "--share-decoder-input-output-embed", "--share-all-embeddings"
     model_flags = MODEL.replace(*shared) if setting.tables == "all" else MODEL

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from experiments.reproduce.rows import CPU, CPU_ENVIRONMENT, METRICS, TABLES, WIDTH, Row, Table
+from experiments.results import PROVENANCE, provenance, record, recorded
 from fairseq_dpq.runs.folder import RunsError, working_in, write_json, write_whole
 from fairseq_dpq.runs.runner import DONE, Facts, Job, Step, run_command, run_jobs
 
@@ -133,12 +134,20 @@ def _result(metric: str, job: Job, steps: list[Facts]) -> Facts:
     found = next((scores[key] for key in METRICS[metric][1:] if key in scores), None)
     if not isinstance(found, (int, float)):
         raise RunsError(f"no {metric} in {job.folder / 'score.json'}")
-    formula, measured = 1.0, 1.0
+    formula, measured, model = 1.0, 1.0, 1.0
     if any(step.name == "compact" for step in job.steps):
-        formula, measured = ratios(job.output("compact"))
+        facts = job.output("compact")
+        formula, measured = ratios(facts)
+        model = facts["sizes"]["model"]["ratio"]
     seconds = round(sum(step["seconds"] or 0 for step in steps))
-    sizes = {"ratio_formula": formula, "ratio_measured": measured}
-    return {"score": found, **sizes, "commands": job.commands(), "seconds": seconds}
+    sizes = {"ratio_formula": formula, "ratio_measured": measured, "ratio_model": model}
+    return {
+        "score": found,
+        **sizes,
+        "commands": job.commands(),
+        "seconds": seconds,
+        **provenance(),
+    }
 
 
 def ratios(facts: dict[str, Any]) -> tuple[float, float]:
@@ -172,8 +181,45 @@ def row_facts(plan: Plan, row: Row, own: Facts) -> dict[str, Any]:
         "paper": row.paper,
         "paper_ratio": row.paper_ratio,
         "paper_recipe": row.recipe,
-        **{key: own.get(key) for key in ("score", "ratio_formula", "ratio_measured")},
+        **{
+            key: own.get(key) for key in ("score", "ratio_formula", "ratio_measured", "ratio_model")
+        },
+        "commands": own.get("commands", []),
+        **{key: own.get(key, "unknown") for key in PROVENANCE},
     }
+
+
+def command_of(table: str, plan: Plan) -> str:
+    """The command that makes all rows of a table."""
+    words = ["scripts/reproduce.sh", table, "--scale", plan.scale]
+    words += ["--subset", plan.subset] if plan.subset else []
+    return " ".join([*words, *(["--", *plan.more] if plan.more else [])])
+
+
+def as_results(table: str, plan: Plan, rows: Sequence[Facts]) -> tuple[dict[str, Any], list[Facts]]:
+    """Rows with a score as experiments/results keeps them, and the head of a new file."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--seed", type=int, default=1)  # fairseq's default
+    seed = parser.parse_known_args(plan.more)[0].seed
+    found: dict[str, Facts] = {}  # where a small recipe stands for a larger one too: its own row
+    for row in sorted(rows, key=lambda row: row["recipe"] != row["paper_recipe"]):
+        ours: Facts = {"model": row["method"], "data": row["recipe"], "seeds": [seed]}
+        for key, digits in (("formula", 1), ("measured", 1), ("model", 2)):
+            if row[f"ratio_{key}"] is not None:
+                name = {"formula": "ratio"}.get(key, f"{key}_ratio")
+                ours[name] = round(row[f"ratio_{key}"], digits)
+        assert plan.subset is not None
+        ours[plan.subset] = round(row["score"], 2)
+        if row["paper"] is not None and plan.scale == "paper":
+            name = f"{row['recipe']}, {row['method']}"
+            ours.update(paper=row["paper"], paper_ratio=row["paper_ratio"], paper_row=name)
+        ours.update({key: row[key] for key in PROVENANCE}, command="; ".join(row["commands"]))
+        found.setdefault(row["name"], ours)
+    title = f"{plan.table.title}, scale {plan.scale}"
+    metric = rows[0]["metric"]
+    command = command_of(table, plan)
+    head = {"title": title, "metric": metric, "valid_metric": metric, "command": command}
+    return {**head, "note": "One run each."}, list(found.values())
 
 
 def markdown(title: str, scale: str, rows: Sequence[dict[str, Any]]) -> str:
@@ -197,6 +243,12 @@ def markdown(title: str, scale: str, rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _name(text: str) -> str:
+    if not re.fullmatch(r"\w+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not made of letters, digits and _")
+    return text
+
+
 def get_parser() -> argparse.ArgumentParser:
     """The options of scripts/reproduce.sh."""
     parser = argparse.ArgumentParser(
@@ -213,6 +265,9 @@ def get_parser() -> argparse.ArgumentParser:
     add("--scale", choices=("cpu", "paper"), default="cpu", help="cpu: what fits a small machine; "
         "paper: the paper's sizes (default: %(default)s)")  # fmt: skip
     add("--out", type=Path, help="folder (default: reproduced/SCALE)")
+    add("--record", metavar="NAME", type=_name, help="also put these rows into "
+        "experiments/results/NAME.json, in place of rows of the same model, and rewrite "
+        "docs/results.md; needs --subset valid or test")  # fmt: skip
     add("--subset", help="split to score (default: the recipe's, test)")
     add("--dry-run", action="store_true", help="print the commands, run none")
     return parser
@@ -223,6 +278,20 @@ def reproduce(args: argparse.Namespace, more: Sequence[str]) -> int:
     table, out = TABLES[args.table], args.out or Path("reproduced") / args.scale
     plan = Plan(table, args.scale, out, tuple(more), args.subset)
     jobs = plan.jobs(args.rows)
+    chosen = [row for row in plan.listed() if plan.name(row) in {job.name for job in jobs}]
+    metrics = sorted({plan.metric(row) for row in chosen})
+    if args.record and args.subset not in ("valid", "test"):
+        raise RunsError(
+            f"--record {args.record}: a result says which split it is of; add --subset valid or "
+            "--subset test"
+        )
+    if args.record and len(metrics) > 1:
+        raise RunsError(
+            f"--record {args.record}: these rows have several metrics ({', '.join(metrics)}); "
+            "choose rows of one of them by --rows"
+        )
+    if args.record:
+        recorded(args.record, command_of(args.table, plan))
     for job in jobs:
         _check_same(job)
         print(f"# {job.name}" + (" (done)" if job.done() else ""))
@@ -237,6 +306,11 @@ def reproduce(args: argparse.Namespace, more: Sequence[str]) -> int:
         write_json(out / f"{args.table}.json", data)
         write_whole(out / f"{args.table}.md", markdown(table.title, args.scale, rows))
         print(f"{out / args.table}.md and {args.table}.json: written")
+        names = {plan.name(row) for row in chosen}
+        complete = [row for row in rows if row["name"] in names and row["score"] is not None]
+        if args.record and complete:
+            path = record(args.record, *as_results(args.table, plan, complete))
+            print(f"{path} and docs/results.md: written")
     return 0 if all(results.get(job.name, {}).get("status") == DONE for job in jobs) else 1
 
 

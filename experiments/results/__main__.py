@@ -16,32 +16,38 @@ from experiments.demo import commands, table
 from experiments.demo.commands import Model, Setting
 from experiments.demo.corpus import TARGET
 from experiments.demo.run import jobs as demo_jobs
-from experiments.results import FIGURE, HERE, PAGE, ROOT, load, markdown
+from experiments.results import HERE, PAGE, ROOT, load, markdown, provenance
 from experiments.score import bleu, read_lines, read_translations
 from fairseq_dpq.figures import style
 from fairseq_dpq.runs.folder import RunsError, working_in, write_whole
 from fairseq_dpq.runs.runner import Facts, Job, Step, run_jobs
 from fairseq_dpq.sweeps.figures import mark_bytes
 
+FIGURE = "demo_sizes"
 DATA = HERE / f"{FIGURE}.json"
-SIZES = ((8, 16), (32, 16))  # K, D
-PQ, SCALAR, LOW_RANK = (
+SIZES = ((8, 16), (8, 32))  # K, D
+FULL, TIERS, PQ, SCALAR, LOW_RANK = (
+    "full table",
+    "tiers after training",
     "product quantisation after training",
     "scalar quantisation after training",
     "low rank, trained",
 )
-MARKERS = {"DPQ-SX": "o", "DPQ-VQ": "s", PQ: "^", SCALAR: "v", LOW_RANK: "D"}
+MARKERS = {"DPQ-SX": "o", "DPQ-VQ": "s", TIERS: "p", PQ: "^", SCALAR: "v", LOW_RANK: "D"}
 
 
 def rows() -> list[tuple[str, str, str, str, str]]:
     """Name, family, label, flags of training, flags of fairseq-dpq-quantize."""
-    out = [("full", "full table", "", "", "")]
+    out = [("full", FULL, "", "", "")]
     for K, D in SIZES:
         size, label = f"--dpq-K {K} --dpq-D {D}", f"K={K} D={D}"
         for method in ("sx", "vq"):
             flags = f"{size} --dpq-method {method}"
             out.append((f"{method}-{K}-{D}", f"DPQ-{method.upper()}", label, flags, ""))
         out.append((f"pq-{K}-{D}", PQ, label, "", size))
+    for ratio in (12, 20):
+        flags = f"--form tiers --ratio {ratio} --calibrate bin"
+        out.append((f"tiers-{ratio}", TIERS, f"ratio {ratio}", "", flags))
     for bits in (8, 4, 2):
         flags = f"--form scalar --bits {bits}"
         out.append((f"scalar-{bits}", SCALAR, f"{bits} bits", "", flags))
@@ -58,7 +64,7 @@ def _job(out: Path, setting: Setting, name: str, training: str, quantizing: str)
         words = ["fairseq-dpq-quantize", trained, stored, *quantizing.split(), "--force"]
         steps.append(Step("store", words, cwd=out))
     else:
-        words = [*commands.train(setting, Model(name, name)), *training.split()]
+        words = commands.train(setting, Model(name, name), training)
         steps.append(Step("train", words, cwd=out, weight=10))
     if training:
         trained, stored = stored, f"{name}.pt"
@@ -83,40 +89,42 @@ def measure(out: Path) -> None:
         todo = [demo_jobs(out, setting)[0]]
         todo += [_job(out, setting, name, *flags) for name, _, _, *flags in rows()]
         results = run_jobs(todo, threads=1)
-        found = []
-        for name, family, label, *_ in rows():
-            if "bleu" not in results.get(name, {}):
-                raise RunsError(f"{name} failed: {results.get(name, {}).get('error')}")
-            own = {key: results[name][key] for key in ("bytes", "bleu")}
-            found.append({"name": name, "family": family, "label": label, **own})
-    lines = ",\n".join(f" {json.dumps(row)}" for row in found)
-    write_whole(DATA, f"[\n{lines}\n]\n")
+    found: list[dict[str, Any]] = []
+    for name, family, label, *_ in rows():
+        if "bleu" not in results.get(name, {}):
+            raise RunsError(f"{name} failed: {results.get(name, {}).get('error')}")
+        score, size = results[name]["bleu"], results[name]["bytes"]
+        row: dict[str, Any] = {"model": f"{family}, {label}" if label else family, "data": "demo"}
+        row.update(family=family, label=label, seeds=[setting.model_seed], test=score)
+        ratio = round(results["full"]["bytes"] / size, 1)
+        found.append({**row, "table_bytes": size, "ratio": ratio})
+    data = json.loads(DATA.read_text(encoding="utf-8"))
+    data = {**data, **provenance(), "rows": found}
+    write_whole(DATA, json.dumps(data, indent=1) + "\n")
 
 
 def draw() -> list[Path]:
     """BLEU of the test set against the bytes of the table; the full table as a dashed line."""
-    found: list[dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
+    found: list[dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))["rows"]
     with style.figure((7.2, 3.6)) as figure:
         axes = figure.subplots()
-        full = next(row for row in found if row["name"] == "full")
+        (full,) = (row for row in found if row["family"] == FULL)
         ink = style.LIGHT.ink
-        axes.axhline(full["bleu"], color=ink, linestyle="--", linewidth=1)
-        axes.plot(full["bytes"], full["bleu"], "*", color=ink, markersize=9, label="full table")
+        axes.axhline(full["test"], color=ink, linestyle="--", linewidth=1)
+        axes.plot(full["table_bytes"], full["test"], "*", color=ink, markersize=9, label=FULL)
         for (family, marker), colour in zip(MARKERS.items(), style.LIGHT.series):
-            mine = sorted((r for r in found if r["family"] == family), key=lambda r: r["bytes"])
-            x, y = [r["bytes"] for r in mine], [r["bleu"] for r in mine]
+            mine = sorted(
+                (row for row in found if row["family"] == family),
+                key=lambda row: row["table_bytes"],
+            )
+            x, y = [row["table_bytes"] for row in mine], [row["test"] for row in mine]
             axes.plot(x, y, marker=marker, color=colour, linewidth=1.2, label=family)
-            for row in mine if family != "DPQ-VQ" else []:  # of the sizes of SX
-                on_the_line = full["bleu"] - 3 <= row["bleu"] <= full["bleu"]
-                offset = (6, -10) if on_the_line else (6, -3)
-                place: Any = {"textcoords": "offset points", "fontsize": 7, "color": ink}
-                axes.annotate(row["label"], (row["bytes"], row["bleu"]), offset, **place)
         axes.set_xscale("log")
         mark_bytes(axes)
-        axes.set_ylim(0, 100)
+        axes.set_ylim(50, 100)
         axes.set_xlabel("size of the embedding table")
         axes.set_ylabel("BLEU of the test set")
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 0.05))
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 0.02))
         return style.save(figure, ROOT / "docs" / "figures" / FIGURE)
 
 

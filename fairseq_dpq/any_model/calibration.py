@@ -30,13 +30,16 @@ class _Rule(NamedTuple):
     """What use makes of a table of one kind."""
 
     prior: float  # share of the order of ids among what is known of use
-    power: float  # of use
+    powers: tuple[float, ...]  # of use; of several, the outputs of the model decide
     plain: float = 1.0  # share of the plain square in the metric of errors
 
 
 # Chosen on SmolLM2's first test texts, on Multi30k's valid set (an encoder reads the table, too)
-# and on the training half of MRPC (rare words say more of a text than of its next word).
-_TIED, _TIED_TO_ENCODER, _UNTIED = _Rule(0.1, 1.0, 0.1), _Rule(0.1, 0.5, 0.5), _Rule(0.3, 0.35)
+# and on the training half of MRPC (rare words say more of a text than of its next word). The root
+# of use is for models that are nearly sure of each word, as those of translation: a rare word that
+# they read as another one costs as much as a frequent one.
+_TIED = _Rule(0.1, (1.0, 0.5), 0.1)
+_TIED_TO_ENCODER, _UNTIED = _Rule(0.1, (0.5,), 0.5), _Rule(0.3, (0.35,))
 
 
 @dataclass
@@ -85,7 +88,7 @@ class Knowledge:
         self.metric: Tensor | None = None
         self.share: Tensor | None = None  # (n,) probability of each row as output
         self._states: Tensor | None = None
-        self.weight: Tensor | None = None
+        self.weights: list[Tensor | None] = [None]  # (n,) each, by the powers that are tried
         self.few = 0  # types, if they were few
         self.divergence: float | None = None  # of the outputs of the compressed table (KL)
         if use is None or use.counts is None or not bool(use.counts.any()):
@@ -108,8 +111,11 @@ class Knowledge:
             self.bias = None if bias is None else bias.detach().float()
             self.share, _ = self._probabilities(weight.detach().float())
             uses.append(self.share)
-        powers = [((1 - rule.prior) * x + rule.prior * prior).pow(rule.power) for x in uses]
-        self.weight = sum(x / x.sum() for x in powers) / len(uses)  # type: ignore[assignment]
+        known = [(1 - rule.prior) * x + rule.prior * prior for x in uses]
+        powers = rule.powers if self.share is not None else rule.powers[:1]
+        for i, p in enumerate(powers):
+            shares = torch.stack([x.pow(p) / x.pow(p).sum() for x in known])
+            self.weights[i:] = [shares.mean(0)]
 
     def _probabilities(self, table: Tensor, form: Form | None = None) -> tuple[Tensor, float]:
         """The mean probability of each row (n,) as the output of a table, or of a `form` of it, and
@@ -128,15 +134,15 @@ class Knowledge:
         return total / len(self._states), divergence / len(self._states)
 
     @torch.no_grad()
-    def correct(self, form: Form, table: Tensor) -> None:
+    def correct(self, form: Form, table: Tensor) -> float:
         """Correct the logits of a form of a table, so that each row is as probable as it was in the
-        mean; note the divergence that is left."""
+        mean; the divergence that is left."""
         assert self.share is not None
         table = table.detach().float()
         found, _ = self._probabilities(table, form)
         least = 0.015 / len(table)  # of rows that are too rare to tell
         form.correction = ((self.share + least) / (found + least)).log().half()
-        _, self.divergence = self._probabilities(table, form)
+        return self._probabilities(table, form)[1]
 
 
 @torch.no_grad()

@@ -315,13 +315,15 @@ def make_form(
     """A table in a stored form, by what is known of its use where the form takes that."""
     assert found.weight is not None
     full, corrected = found.weight.detach(), form.takes_use and known.share is not None
-    if form.takes_use:
-        use = {"weight": known.weight, "metric": known.metric, "corrected": corrected}
-        settings = {**settings, **use}
-    steps = _steps(bars, found, form.work(settings))
-    table = form.from_table(full, found.padding_idx, seed=seed, progress=steps, **settings)
-    if corrected:
-        known.correct(table, full)
+    weights = known.weights if corrected else known.weights[:1]
+    steps = _steps(bars, found, len(weights) * form.work(settings))
+    made: list[tuple[Any, Form]] = []  # how far the outputs are off, if that is known
+    for weight in weights:
+        use = {"weight": weight, "metric": known.metric, "corrected": corrected}
+        how = {**settings, **use} if form.takes_use else settings
+        table = form.from_table(full, found.padding_idx, seed=seed, progress=steps, **how)
+        made.append((known.correct(table, full) if corrected else None, table))
+    known.divergence, table = min(made, key=lambda one: one[0])
     return table
 
 

@@ -212,7 +212,8 @@ def compare(full: Tensor, known: Knowledge) -> tuple[Peer, ...]:
 
 def _use(full: Tensor, known: Knowledge) -> Tensor:
     """How much each row is used (n,)."""
-    use = id_order(len(full)).to(full.device) if known.weight is None else known.weight
+    weight = known.weights[0]
+    use = id_order(len(full)).to(full.device) if weight is None else weight
     return use.double()
 
 

@@ -47,6 +47,8 @@ def inspect(args: argparse.Namespace) -> None:
         return suggest.suggest(args)
     if not args.checkpoints:
         raise CheckpointError("give a checkpoint, or a command after --")
+    options = {"K": args.K, "D": args.D, "share_subspaces": args.share_subspaces}
+    make_options(DEFAULT_METHOD, options).validate(format=format_flag)
     out = []
     before: dict[str, Tensor] = {}
     last_run: Any = None

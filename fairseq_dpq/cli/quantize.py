@@ -36,15 +36,14 @@ def get_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fairseq-dpq-quantize",
         description="Turn a trained checkpoint with full embeddings into a compact one without "
-        "training: product quantisation (k-means in each subspace), scalar quantisation, low rank "
-        "by singular values, or additive codes that a network learns.",
+        "training: product quantisation (k-means in each subspace), tiers (more bits for rows that "
+        "are used more), scalar quantisation, low rank by singular values, or additive codes that "
+        "a network learns.",
     )
     parser.add_argument("checkpoint", metavar="CKPT")
     parser.add_argument("output", metavar="OUT.pt")
     parser.add_argument(
-        "--form",
-        choices=list(FORMS),
-        help=f"how tables are stored (default: {DEFAULT_FORM})",
+        "--form", choices=list(FORMS), help=f"how tables are stored (default: {DEFAULT_FORM})"
     )
     parser.add_argument(
         "--trainable",
@@ -62,7 +61,7 @@ def get_parser() -> argparse.ArgumentParser:
     )
     add = use.add_argument
     add("--dict", metavar="FILE", help="the dictionary with counts (default: that of training)")
-    add("--calibrate", metavar="DATA", help="run the model on a data-bin, the best way to know")
+    add("--calibrate", metavar="DATA", help="run the model on a data-bin: its outputs decide, too")
     add("--subset", default="train", help="of --calibrate (default: %(default)s)")
     add("--tokens", type=int, default=20_000, help="of --calibrate (default: %(default)s)")
     seen: set[str] = set()
@@ -127,11 +126,6 @@ def _check_options(args: argparse.Namespace, options: PluginOptions) -> None:
     args.form = args.form or DEFAULT_FORM
     if args.tokens < 1:
         raise CheckpointError(f"--tokens {args.tokens}: must be 1 or more; try 20000")
-    for option in FORMS[args.form].options:
-        needed = not isinstance(option.default, bool) and option.default
-        value = getattr(args, _dest(option))
-        if needed and value is not None and not value:
-            raise CheckpointError(f"{option.flag} is missing; try {option.flag} {option.default}")
     defaults = vars(get_parser().parse_args(["", ""]))
     for name, (said, kinds) in _takers().items():
         if getattr(args, name) == defaults[name] or args.form in kinds:
@@ -139,6 +133,11 @@ def _check_options(args: argparse.Namespace, options: PluginOptions) -> None:
         if not kinds:
             raise CheckpointError(f"{said} is for training: it needs --trainable")
         raise CheckpointError(f"{said} needs --form {kinds[0]}")
+    for option in FORMS[args.form].options:
+        needed = not isinstance(option.default, bool) and option.default
+        value = getattr(args, _dest(option))
+        if needed and value is not None and not value:
+            raise CheckpointError(f"{option.flag} is missing; try {option.flag} {option.default}")
 
 
 def quantize(args: argparse.Namespace) -> None:

@@ -78,8 +78,8 @@ def suggest(args: argparse.Namespace) -> None:
     words = args.command
     if (words and args.checkpoints) or (not words and len(args.checkpoints) != 1):
         raise CheckpointError("give one checkpoint, or one command after --")
-    if args.target_ratio is not None and not args.target_ratio > 0:
-        raise CheckpointError(f"--target-ratio {args.target_ratio:g}: must be above 0; try 30")
+    if args.target_ratio is not None and not args.target_ratio > 1:
+        raise CheckpointError(f"--target-ratio {args.target_ratio:g}: must be above 1; try 30")
     tables = _of_command(args) if words else _of_checkpoint(args)
     shapes = [(n, d) for _, n, d, _ in tables]
     full = sum(4 * n * d for n, d in shapes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from argparse import Namespace
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 from fairseq_dpq.files.record import RECORD_KEY, TablesRecord
 
@@ -37,6 +37,15 @@ def take_options(cfg: Any, keys: list[str]) -> dict[str, Any]:
     """Remove keys from a fairseq config; those that were there, with their values."""
     with _open(cfg) as items:
         return {key: items.pop(key) for key in keys if key in items}
+
+
+def drop_options(cfg: Any, unwanted: Callable[[str], bool]) -> None:
+    """Remove keys from a config of a file, without resolving what it interpolates; anything in its
+    place stays."""
+    if isinstance(cfg, (Namespace, Mapping)):
+        with _open(cfg) as items:
+            for key in [key for key in items if unwanted(str(key))]:
+                del items[key]
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Callable
 from fairseq_dpq.config import DPQConfigError
 from fairseq_dpq.fairseq_plugin import options, replace, resume, training, validation
 from fairseq_dpq.fairseq_plugin.configs import (
+    drop_options,
     get_option,
     read_record,
     run_option,
@@ -113,10 +114,20 @@ def state_dict(old: Callable, self: Any) -> dict[str, Any]:
     return own if read_record(self.cfg.model) is None else marked(own)
 
 
+def forget_gone_options(state: Any) -> None:
+    """Drop the flags of other versions from a checkpoint's config. fairseq 0.12.2 refuses a task
+    with keys that it does not know; what its tables are is in their record."""
+    known = {*options.config_keys(), RECORD_KEY, EXACT_KEY}
+    for section in ("task", "model"):
+        cfg = get_option(state.get("cfg"), section)
+        drop_options(cfg, lambda name: name.startswith("dpq_") and name not in known)
+
+
 def load_checkpoint_to_cpu(old: Callable, path: str, *args: Any, **kwargs: Any) -> Any:
     """Validate a checkpoint's DPQ tables, and compare their options with those of the
     trainer that restores it."""
     state = old(path, *args, **kwargs)
+    forget_gone_options(state)
     validation.check_state(state, str(path))
     if _restoring:
         trainer, reset_optimizer = _restoring[-1]

@@ -13,11 +13,7 @@ import torch.distributed as dist
 
 from fairseq_dpq.config import DPQConfigError, flag, format_flag
 from fairseq_dpq.fairseq_plugin.configs import model_config, read_record
-from fairseq_dpq.fairseq_plugin.options import (
-    has_options,
-    make_plugin_options,
-    read_options,
-)
+from fairseq_dpq.fairseq_plugin.options import has_options, make_plugin_options, read_options
 from fairseq_dpq.files.record import Table, TablesRecord
 from fairseq_dpq.methods import MethodOptions
 from fairseq_dpq.methods.base import all_options

@@ -46,10 +46,11 @@ def cpu_workers() -> bool:
         result = old(cfg, main, **kwargs)
         # gloo's threads free tensors, for which they need Python: one that does so while the
         # interpreter shuts down ends the process with "terminate called without an active
-        # exception".
+        # exception". Those of a group end when nothing holds it; fairseq keeps one on a function.
         group = torch.distributed
         if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
             group.destroy_process_group()
+            vars(distributed_utils.get_global_group).clear()
         return result
 
     return around(distributed_utils, "call_main", call_main)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_dpq.any_model.calibration import Use
 from fairseq_dpq.any_model.compress import check_weight, knowledge, make_form, make_layer
-from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.config import DPQConfigError, Format, flag
 from fairseq_dpq.fairseq_plugin.building import loads_in_fairseq
 from fairseq_dpq.fairseq_plugin.configs import set_options, write_record
 from fairseq_dpq.fairseq_plugin.options import PluginOptions, decoder_only
@@ -101,7 +101,7 @@ def quantize_state(
         own = settings(decoder_only(found.paths))
         if "D" in own and own["D"] is None:
             own["D"] = default_D(full.shape[1], close=True)
-        FORMS[kind].check(full.shape[1], options.format(decoder_only(found.paths)), **own)
+        FORMS[kind].check(full.shape[1], _named(kind, options, decoder_only(found.paths)), **own)
         use = use_of(found.path, len(full)) if FORMS[kind].takes_use else None
         return make_form(found, FORMS[kind], own, knowledge(found, use), seed, steps)
 
@@ -137,6 +137,17 @@ def quantize_state(
     new = inference_state(checkpoint, separate(weights), record, exact_logits)
     set_options(new["cfg"]["model"], options.to_keys())
     return new, done
+
+
+def _named(kind: str, options: PluginOptions, decoder: bool) -> Format:
+    """How errors name the settings of a form: by its own flags, or by those of the plugin."""
+    flags, other = {o.keyword: o.flag for o in FORMS[kind].options}, options.format(decoder)
+
+    def named(name: str, value: Any) -> str:
+        own = flags.get(name, flag(name))
+        return other(name, value) if own == flag(name) else f"{own} {value}"
+
+    return named
 
 
 def _put(weights: dict[str, Tensor], path: str, table: Table, module: Form | DPQEmbedding) -> Table:

@@ -98,15 +98,17 @@ def load_model(path: Path, task: str, changes: dict[str, Any], fix: str) -> tupl
             f"no folder {data}, where the checkpoint's dictionaries were; name it by --data"
         )
     del state  # fairseq reads the file itself; one copy in memory is enough
-    return _load_model(path, changes, f"{data}; name the folder that it was trained on by --data")
+    named = f"{data}; name the folder that it was trained on by --data"
+    model, _, task = _load_model(path, changes, named)
+    return model, task
 
 
-def _load_model(path: Path, changes: dict[str, Any], data: str) -> tuple[Any, Any]:
-    """(model, task) as fairseq loads them; `data` is where dictionaries come from, in words."""
+def _load_model(path: Path, changes: dict[str, Any], data: str) -> tuple[Any, Any, Any]:
+    """(model, cfg, task) as fairseq loads them; `data`: where dictionaries are from, in words."""
     from fairseq import checkpoint_utils
 
     try:
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task(
+        models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides=changes
         )
     except RuntimeError as error:
@@ -114,7 +116,7 @@ def _load_model(path: Path, changes: dict[str, Any], data: str) -> tuple[Any, An
             raise
         what = str(error).split("\n", 1)[-1].strip()
         raise CheckpointError(f"{path} does not fit the dictionaries in {data} ({what})") from error
-    return models[0], task
+    return models[0], cfg, task
 
 
 def dictionary_use(checkpoint: Checkpoint, path: str, rows: int, given: str | None) -> Use | None:
@@ -141,20 +143,21 @@ def text_use(path: Path, data: str, subset: str, tokens: int) -> dict[str, Use]:
     """How a model uses its tables on `tokens` tokens of a data-bin, by path."""
     if not Path(data).is_dir():
         raise CheckpointError(f"--calibrate {data}: no such folder; name a data-bin")
-    model, task = _load_model(path, {"data": data}, f"--calibrate {data}")
+    model, cfg, task = _load_model(path, {"data": data}, f"--calibrate {data}")
     try:
         task.load_dataset(subset)
     except (FileNotFoundError, StopIteration) as error:
         raise CheckpointError(f"--calibrate {data}: no --subset {subset} there") from error
     tables = find_tables(model)
-    uses = calibrate(model, tables, _batches(task, subset, tokens))
+    uses = calibrate(model, tables, _batches(task, subset, tokens, cfg.dataset.batch_size))
     return {path: use for table, use in zip(tables, uses) for path in table.paths}
 
 
-def _batches(task: Any, subset: str, tokens: int) -> Iterator[dict[str, Tensor]]:
-    order = task.get_batch_iterator(
-        task.dataset(subset), max_tokens=_BATCH, ignore_invalid_inputs=True, seed=1
-    )
+def _batches(task: Any, subset: str, tokens: int, most: int | None) -> Iterator[dict[str, Tensor]]:
+    """`most` is --batch-size of training, which some tasks need."""
+    limits = {"max_tokens": _BATCH, "max_sentences": most}
+    data = task.dataset(subset)
+    order = task.get_batch_iterator(data, **limits, ignore_invalid_inputs=True, seed=1)
     for sample in order.next_epoch_itr(shuffle=True):
         if tokens <= 0:
             return

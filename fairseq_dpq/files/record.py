@@ -7,6 +7,7 @@ fairseq config carries it unchanged.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Collection, Mapping
@@ -29,10 +30,13 @@ from fairseq_dpq.forms.fitting import (
 from fairseq_dpq.methods import METHODS, MethodOptions, make_options
 from fairseq_dpq.version import __version__
 
+logger = logging.getLogger("fairseq_dpq")
+
 RECORD_KEY = "dpq_tables"
 EXACT_KEY = "dpq_exact_logits"  # beside it: whether tied outputs multiply by the dense table
 VERSION = 3
 STAGES = ("training", "compact")
+_REMOVED = {"rotation_trick"}  # options of methods until 1.0.0
 
 
 @dataclass
@@ -127,16 +131,11 @@ def _crc32(raw: dict[str, Any]) -> int:
     return text_crc32(json.dumps(raw, sort_keys=True))
 
 
-def _check_names(what: str, raw: Collection[str], cls: Any, every: bool = False) -> None:
-    """Raise ValueError for names that are no fields of a class, and for fields that are missing:
-    `every` one, or those without a default."""
-    needed = {
-        f.name
-        for f in fields(cls)
-        if every or (f.default is MISSING and f.default_factory is MISSING)
-    }
+def _check_names(what: str, raw: Collection[str], cls: Any) -> None:
+    """Raise ValueError for unknown names, and for missing fields that have no default."""
+    needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
     for name in sorted({*raw} - {f.name for f in fields(cls)}):
-        raise ValueError(f"{what} has the unknown entry {shown(name)}")
+        raise ValueError(f"{what} has the unknown entry {shown(name)}; try a newer fairseq-dpq")
     for name in sorted(needed - {*raw}):
         raise ValueError(f"{what} has no {name}")
 
@@ -152,7 +151,7 @@ def _check(table: Table, stage: str) -> None:
             check_type(name, other, str)
     for name, crc in table.checksums.items():
         check_type(f"the checksum of {name}", crc, int)
-    _check_options(table.options)
+    _check_options(table.options, stage)
     if stage == "compact":
         settings = dict(table.form)
         kind = _known("stores a table as", settings.pop("kind"), FORMS)
@@ -169,14 +168,21 @@ def _known(what: str, name: Any, known: Mapping[str, Any]) -> str:
     return name
 
 
-def _check_options(options: dict[str, Any]) -> None:
-    """All options of the method, each of its type; their values are checked with the tensors."""
+def _check_options(options: dict[str, Any], stage: str) -> None:
+    """Each option of its type; their values are checked with the tensors. One that the version
+    which wrote the file did not know gets its default, which has to mean what was done before;
+    one that is gone is left out."""
     if not options:
         return
     name = _known("was trained by method", options.get("method"), METHODS)
     known = {f.name: f for f in fields(METHODS[name].options)}
-    _check_names("options", {*options} - {"method"}, METHODS[name].options, every=True)
+    for key in {*options} & _REMOVED:
+        if options.pop(key) is not False and stage == "training":
+            logger.warning(f"option {key} of version 1.0.0 is gone: a resumed training is without")
+    _check_names("options", {*options} - {"method"}, METHODS[name].options)
     for key, f in known.items():
+        if f.default is not None:  # where it is, the method chooses, perhaps not as it did then
+            options.setdefault(key, f.default)
         value, kind = options[key], option_type(f)
         if value is None and f.default is None:
             continue

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any, NamedTuple, Tuple
+from typing import Any, Iterator, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -38,6 +39,14 @@ class _Kind(NamedTuple):
     fixed_bytes: int
 
 
+class _Choice(NamedTuple):
+    points: list[int]  # rows where a tier may end
+    mass: list[float]  # importance up to there
+    kinds: list[_Kind]
+    last: list[_Kind]  # of the last of several tiers
+    budget: int
+
+
 def tier_bytes(tier: Tier, embedding_dim: int) -> int:
     """Bytes of the codes and values of a tier."""
     rows, K, D = tier
@@ -47,7 +56,7 @@ def tier_bytes(tier: Tier, embedding_dim: int) -> int:
 
 
 def _kinds(d: int, gain: float) -> list[_Kind]:
-    out = [_Kind(1, 1, 1.0, 0, 1 + _VALUE_BYTES * d)]
+    out: list[_Kind] = []
     for K, errors in _ERROR.items():
         for size, error in errors.items():
             if d % size == 0:
@@ -60,7 +69,8 @@ def _kinds(d: int, gain: float) -> list[_Kind]:
 def choose_tiers(
     importance: Tensor, embedding_dim: int, budget: int, gain: float = 1.0
 ) -> list[Tier]:
-    """The tiers of least expected error that take at most `budget` bytes.
+    """The tiers of least expected error that take at most `budget` bytes. Each row has a code of
+    its own where there is room for that: rows that become one lose more than their use says.
 
     Args:
         importance: What losing each row would cost, largest first (n,).
@@ -73,49 +83,76 @@ def choose_tiers(
     points = [0, *sorted(ends)]
     mass = total[points].tolist()
     kinds = _kinds(embedding_dim, gain)
-    low, high = 1e-12 * mass[-1] / budget, 1e6 * mass[-1] / budget  # price of a byte
-    nothing: list[Tier] = [(n, 1, 1)]
-    best = _at_price(points, mass, kinds, high)
-    if sum(tier_bytes(tier, embedding_dim) for tier in best) > budget:
-        best = nothing
+    one = _Kind(1, 1, 1.0, 0, 1 + _VALUE_BYTES * embedding_dim)
+    for last in (kinds, [*kinds, one]):
+        choice = _Choice(points, mass, kinds, last, budget)
+        found = [*_at_prices(choice), *_few(choice)]
+        if found:
+            return min(found)[1]
+    raise ValueError(
+        f"{n} x {embedding_dim}: {budget:,} bytes leave no room for codes; try a lower ratio"
+    )
+
+
+def _at_prices(c: _Choice) -> Iterator[tuple[float, list[Tier]]]:
+    """Error and tiers at each price of a byte that is tried and at which they fit."""
+    low, high = 1e-12 * c.mass[-1] / c.budget, 1e6 * c.mass[-1] / c.budget
+    price = high
     while high > 1.03 * low:
-        price = math.sqrt(low * high)
-        found = _at_price(points, mass, kinds, price)
-        if sum(tier_bytes(tier, embedding_dim) for tier in found) <= budget:
-            best, high = found, price
+        error, taken, tiers = _at_price(c, price)
+        if taken <= c.budget:
+            high = price
+            yield error, tiers
+        elif price == high:
+            return
         else:
             low = price
-    if best == nothing:
-        raise ValueError(
-            f"{n} x {embedding_dim}: {budget:,} bytes leave no room for codes; try a lower ratio"
-        )
-    return best
+        price = math.sqrt(low * high)
 
 
-def _at_price(points: list[int], mass: list[float], kinds: list[_Kind], price: float) -> list[Tier]:
-    """The tiers that cost the least if a byte costs `price`, by dynamic programming."""
-    count = len(points)
-    nothing = (math.inf, 0, kinds[0])
+def _few(c: _Choice) -> Iterator[tuple[float, list[Tier]]]:
+    """Error and tiers of all ones and twos that fit: a small table has too few for the price of a
+    byte to find those that use the bytes up."""
+    n = c.points[-1]
+    for a in c.kinds:
+        if n * a.row_bytes + a.fixed_bytes <= c.budget:
+            yield c.mass[-1] * a.error, [(n, a.K, a.D)]
+    for end, lost in zip(c.points[1:-1], c.mass[1:-1]):
+        for a, b in itertools.product(c.kinds, c.last):
+            taken = end * a.row_bytes + a.fixed_bytes + (n - end) * b.row_bytes + b.fixed_bytes
+            if taken <= c.budget and a is not b:
+                error = lost * a.error + (c.mass[-1] - lost) * b.error
+                yield error, [(end, a.K, a.D), (n - end, b.K, b.D)]
+
+
+def _at_price(c: _Choice, price: float) -> tuple[float, int, list[Tier]]:
+    """Error, bytes and tiers that cost the least if a byte costs `price`: dynamic programming."""
+    count = len(c.points)
+    nothing = (math.inf, 0, c.kinds[0])
     best = [[nothing] * (_MOST + 1) for _ in range(count)]  # [end][tiers so far]
-    best[0][0] = (0.0, 0, kinds[0])
+    best[0][0] = (0.0, 0, c.kinds[0])
     for end in range(1, count):
         for start in range(end):
-            rows, lost = points[end] - points[start], mass[end] - mass[start]
-            costs = [lost * k.error + price * (rows * k.row_bytes + k.fixed_bytes) for k in kinds]
+            rows, lost = c.points[end] - c.points[start], c.mass[end] - c.mass[start]
+            some = c.last if start and end == count - 1 else c.kinds
+            costs = [lost * k.error + price * (rows * k.row_bytes + k.fixed_bytes) for k in some]
             least = min(costs)
-            kind = kinds[costs.index(least)]
+            kind = some[costs.index(least)]
             for used in range(_MOST):
                 cost = best[start][used][0] + least
                 if cost < best[end][used + 1][0]:
                     best[end][used + 1] = (cost, start, kind)
     end = count - 1
     used = min(range(_MOST + 1), key=lambda t: best[end][t][0])
-    tiers: list[Tier] = []
+    error, taken, tiers = 0.0, 0, []
     while end:
         _, start, kind = best[end][used]
-        tiers.append((points[end] - points[start], kind.K, kind.D))
+        rows = c.points[end] - c.points[start]
+        tiers.append((rows, kind.K, kind.D))
+        error += (c.mass[end] - c.mass[start]) * kind.error
+        taken += rows * kind.row_bytes + kind.fixed_bytes
         end, used = start, used - 1
-    return tiers[::-1]
+    return error, taken, tiers[::-1]
 
 
 def id_order(n: int, offset: float = 30.0) -> Tensor:

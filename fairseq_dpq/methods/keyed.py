@@ -77,6 +77,11 @@ class KeyedOptions(ProductOptions):
     def by_paper(self) -> bool:
         return self.schedule == "paper"
 
+    @property
+    def by_dot(self) -> bool:
+        """Whether codes are by dot products, not by distances."""
+        return self.by_paper
+
 
 KO = TypeVar("KO", bound=KeyedOptions)
 
@@ -85,12 +90,11 @@ class KeyedMethod(ProductMethod[KO]):
     """Codes are the keys nearest to a query in each group."""
 
     compared = "values"  # the parameter that has the keys
-    paper_distance = "euclidean"  # how queries are compared with keys in the paper's schedule
     starts_wide = False  # whether the start has the scale of the table's own initialiser
 
     def distance(self, c: KO) -> Dot:
         """How queries are compared with keys."""
-        return DISTANCES[self.paper_distance if c.by_paper else "euclidean"]
+        return DISTANCES["dot" if c.by_dot else "euclidean"]
 
     def shapes(self, c: KO, num_embeddings: int, embedding_dim: int) -> Shapes:
         shapes = super().shapes(c, num_embeddings, embedding_dim)
@@ -131,21 +135,21 @@ class KeyedMethod(ProductMethod[KO]):
         rows near 0.
 
         In the paper's schedule N(0, 1), nn.Embedding's, is scaled down to s. VQ keeps any other
-        start of the table: from a smaller one most centroids stay unused.
+        start of the table, of its centroids at least: from a smaller one most stay unused.
         """
         query, keys = parameters["query"], parameters[self.compared]
         scale = START
         if not query.is_meta:
             half = float(query.float().std(unbiased=False)) / 2
             scale = min(max(half, _SMALLEST), _LARGEST)
-        if not (tied or self.starts_wide):
-            scale = min(START, scale)
         for parameter in (query, keys):
+            wide = self.starts_wide and not (parameter is query and c.by_dot)
+            s = scale if tied or wide else min(START, scale)
             drawn = c.by_paper and not parameter.is_meta
             if drawn and parameter.float().std(unbiased=False) > 0.5:
-                parameter.mul_(scale)
-            elif not (c.by_paper and self.starts_wide):
-                parameter.normal_(0, scale)
+                parameter.mul_(s)
+            elif not (c.by_paper and wide):
+                parameter.normal_(0, s)
 
     def trackers(self, c: KO, shapes: Shapes) -> list[Tracker]:
         keys = shapes["values"]

@@ -35,7 +35,6 @@ class SX(KeyedMethod[SXOptions]):
     summary = "softmax-based, separate keys and values"
     options = SXOptions
     compared = "keys"
-    paper_distance = "dot"
 
     def defaults(self, c: SXOptions, use: TableUse) -> dict[str, Any]:
         # From a random start, a soft gradient finds better codes; after a warm-up there are good

@@ -15,8 +15,6 @@ from fairseq_dpq.methods.keyed import KeyedMethod, KeyedOptions
 from fairseq_dpq.training.codebook import Codebook, RegularizerTerm, TrainOutput
 from fairseq_dpq.training.codes import look_up
 
-_TINY = 1e-12
-
 
 @dataclass
 class VQOptions(KeyedOptions):
@@ -27,6 +25,15 @@ class VQOptions(KeyedOptions):
         valid=lambda w: w >= 0,
         right="must not be negative; try 0.005",
         needs="schedule=paper",
+    )
+    value_gradient: float = option(
+        0.0,
+        "share of the loss's gradient that moves the centroids as well; queries then start small "
+        "and codes are by normalised dot products, both as in sx (0: as in the paper)",
+        valid=lambda w: 0 <= w <= 1,
+        right="must be from 0 (off) to 1; try 0.1",
+        needs="schedule=paper",
+        shapes=True,
     )
     commitment: float = option(
         None,
@@ -42,9 +49,10 @@ class VQOptions(KeyedOptions):
         right="must be between 0 and 1; try 0.99",
         needs="schedule=warmup",
     )
-    rotation_trick: bool = option(
-        False, "pass the gradient through the rotation from query to centroid"
-    )
+
+    @property
+    def by_dot(self) -> bool:
+        return self.value_gradient > 0
 
 
 class VQ(KeyedMethod[VQOptions]):
@@ -54,9 +62,8 @@ class VQ(KeyedMethod[VQOptions]):
     summary = "centroid-based, keys are the values"
     options = VQOptions
     regularized = True
-    # There is no softmax to keep flat as in sx, and rows that start too small are slow to learn:
-    # the inputs of a Transformer add positions to them. Centroids start among the queries: far
-    # from them, one or two would take all.
+    # Rows that start too small are slow to learn: a Transformer adds positions to them. Centroids
+    # start among the queries: far from them, one or two would take all.
     starts_wide = True
 
     def defaults(self, c: VQOptions, use: TableUse) -> dict[str, Any]:
@@ -66,8 +73,8 @@ class VQ(KeyedMethod[VQOptions]):
         return {**own, "ema_decay": 0.99, "commitment": 0.5}
 
     def collapse_hints(self, c: VQOptions) -> list[tuple[str, Any]]:
-        own: list[tuple[str, Any]] = [] if c.rotation_trick else [("rotation_trick", True)]
-        return [*super().collapse_hints(c), *own]
+        hints = super().collapse_hints(c)
+        return [("value_gradient", 0.1), *hints] if c.by_paper and not c.by_dot else hints
 
     def observe(self, rows: Tensor, codes: Tensor, book: Codebook, c: VQOptions) -> TrainOutput:
         seen = super().observe(rows, codes, book, c)
@@ -86,43 +93,26 @@ class VQ(KeyedMethod[VQOptions]):
         return seen._replace(regularizer=term)
 
     def rebuild(self, rows: Tensor, codes: Tensor, book: Codebook, c: VQOptions) -> Tensor:
-        values = book.values.float()
-        out = look_up(values, codes)
+        out = look_up(book.values.float(), codes)
         if torch.is_grad_enabled():
             query = self.by_group(rows, c)
-            out = _StraightThrough.apply(query, out.detach(), values, c.rotation_trick)
+            out = _StraightThrough.apply(query, out, c.value_gradient)
         return out.flatten(1)
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The centroid e forward, the gradient straight to the query q: q - stopgrad(q - e). Or, by the
-    rotation trick (Fifty et al., 2024), through the fixed linear map that rotates and scales q onto
-    e: with unit vectors q', e' and r = (q' + e') / |q' + e'|, that map is
-    R = |e|/|q| (I - 2 r r^T + 2 e' q'^T), and dL/dq = R^T dL/dh.
+    """The centroid forward, the gradient straight to the query: q - stopgrad(q - e).
 
-    The values are an input without a gradient, so that a search of the graph for parameters in
-    use (DDP's find_unused_parameters) finds them: the regulariser's gradient does reach them.
+    The centroid gets `share` of the gradient. With none it is an input too: a search of the graph
+    (DDP's find_unused_parameters) must find the values, which the regulariser moves.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, centroid: Tensor, values: Tensor, rotation: bool
-    ) -> Tensor:
-        if rotation:
-            ctx.save_for_backward(query, centroid)
+    def forward(ctx: Any, query: Tensor, centroid: Tensor, share: float) -> Tensor:
+        ctx.share = share
         return centroid.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.saved_tensors:
-            query, centroid = ctx.saved_tensors
-            q_norm = query.norm(dim=-1, keepdim=True).clamp_min(_TINY)
-            e_norm = centroid.norm(dim=-1, keepdim=True).clamp_min(_TINY)
-            q, e = query / q_norm, centroid / e_norm
-            r = q + e
-            r = r / r.norm(dim=-1, keepdim=True).clamp_min(_TINY)
-            turned = grad - 2 * r * (r * grad).sum(-1, keepdim=True)
-            turned = turned + 2 * q * (e * grad).sum(-1, keepdim=True)
-            grad = turned * (e_norm / q_norm)
-        return grad, None, None, None
+        return grad, ctx.share * grad if ctx.share else None, None

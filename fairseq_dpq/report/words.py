@@ -87,11 +87,7 @@ def _row(table: TableView, word: str) -> int | None:
 
 
 def word_facts(
-    models: Sequence[Model],
-    path: str,
-    words: Sequence[str],
-    reference: Model | None,
-    k: int,
+    models: Sequence[Model], path: str, words: Sequence[str], reference: Model | None, k: int
 ) -> list[dict[str, Any]]:
     """Codes and neighbours of each word in each model that has the table."""
     out: dict[str, dict[str, Any]] = {word: {} for word in words}

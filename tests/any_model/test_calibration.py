@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_dpq import compress
 from fairseq_dpq.any_model.calibration import Knowledge, Use, calibrate
+from fairseq_dpq.any_model.compress import knowledge, make_form
 from fairseq_dpq.forms.tiers import TieredEmbedding
 from fairseq_dpq.model import find_tables
 from helpers.any_model import PAIRS, some_ids, toy
@@ -133,10 +134,12 @@ def test_rows_that_are_never_seen_still_count() -> None:
     counts = torch.zeros(N)
     counts[:10] = 5
     known = Knowledge(weight, None, True, Use(counts))
-    assert float(known.weight.min()) > 0 and float(known.weight.sum()) == pytest.approx(1, abs=1e-4)
+    (weights,) = known.weights  # no outputs to decide by
+    assert weights is not None
+    assert float(weights.min()) > 0 and float(weights.sum()) == pytest.approx(1, abs=1e-4)
     assert known.few == 10
     assert Knowledge(weight, None, True, Use(torch.ones(N))).few == 0
-    assert Knowledge(weight, None, True, Use(torch.zeros(N))).weight is None
+    assert Knowledge(weight, None, True, Use(torch.zeros(N))).weights == [None]
 
 
 def test_few_types_and_high_loss_are_named() -> None:
@@ -170,10 +173,38 @@ def test_a_table_that_an_encoder_reads_weighs_rare_rows_more() -> None:
     one, two = (
         Knowledge(table, None, True, Use(counts, [states], 1, 300), readers) for readers in (1, 2)
     )
-    assert one.weight.sum().item() == pytest.approx(1) == two.weight.sum().item()
-    assert one.weight[0] / one.weight[-1] > 1.5 * two.weight[0] / two.weight[-1] > 1
+    (whole, root), (other,) = one.weights, two.weights
+    assert whole.sum().item() == pytest.approx(1) == other.sum().item()
+    assert whole[0] / whole[-1] > 1.5 * other[0] / other[-1] > 1
+    torch.testing.assert_close(root, other)
     lone, both = (known.metric.diagonal() for known in (one, two))
     assert lone.max() / lone.min() > 2 * both.max() / both.min() > 2
+
+
+@pytest.mark.parametrize("sure", [False, True])
+def test_the_outputs_decide_how_much_use_weighs(sure: bool) -> None:
+    """Where a model is sure of its words, rare ones matter more than their use says."""
+    torch.manual_seed(0)
+    n, d = 3000, 32
+    model, counts = nn.Module(), 1 / (torch.arange(n) + 3.0).pow(1 if sure else 1.5)
+    model.embed, model.out = nn.Embedding(n, d), nn.Linear(d, n)
+    model.out.weight = model.embed.weight
+    table = model.embed.weight.detach()
+    with torch.no_grad():
+        model.out.bias.copy_(0 * counts if sure else counts.log())
+    said = table[torch.multinomial(counts, 4000, replacement=True)]
+    states = torch.randn(4000, d) * 0.3 + 8 * sure * said / d**0.5
+    use, better = Use(counts, [states], 1, 4000), int(sure)
+    (found,) = find_tables(model)
+    known = knowledge(found, use)
+    both = []
+    for weight in known.weights:
+        how = {"weight": weight, "metric": known.metric, "corrected": True}
+        form = TieredEmbedding.from_table(table, ratio=14.0, **how)
+        both.append((known.correct(form, table), form))
+    chosen = make_form(found, TieredEmbedding, {"ratio": 14.0}, known)
+    assert known.divergence == both[better][0] < 0.6 * both[1 - better][0]
+    assert torch.equal(chosen.dense(), both[better][1].dense())
 
 
 def test_a_decoder_with_two_names_reads_its_table_once() -> None:

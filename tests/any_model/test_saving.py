@@ -303,17 +303,21 @@ for K in (4, 8):
 right = [model(some_ids()) for model in models]
 start = time.time()
 save_compact(models[0], folder)
-took, litter = time.time() - start, 0
-for _ in range(kills):
+took, litter, done = time.time() - start, 0, 0
+while done < kills or not litter and done < 40 * kills:
+    before = set(os.listdir(folder))
     child = os.fork()
     if not child:
         while True:
             for model in models:
                 save_compact(model, folder)
-    time.sleep(4 * took * rng.random())
+    aimed = done % 2  # when a new file is there that is being written
+    end = time.time() + (5 if aimed else 4 * took * rng.random())
+    while time.time() < end and not (aimed and set(os.listdir(folder)) - before):
+        time.sleep(1e-5)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    litter += len(os.listdir(folder)) > 1
+    litter, done = litter + bool(set(os.listdir(folder)) - before), done + 1
     out = load_compact(folder, toy())(some_ids())
     assert any(torch.equal(out, one) for one in right)
 save_compact(models[0], folder)
@@ -323,7 +327,10 @@ print(litter, *os.listdir(folder))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_while_saving(tmp_path: Path) -> None:
-    """One of the two models loads after each kill, and the next save removes what is left."""
+    """One of the two models loads after each kill, and the next save removes what is left.
+
+    Every other kill waits for a file that is being written, until at least one has hit.
+    """
     tests = str(Path(__file__).parents[1])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, tests]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", _KILLED, str(tmp_path), "10"]

@@ -194,5 +194,7 @@ def test_a_K_that_wastes_bits(tmp_path, capsys) -> None:
 
 
 def test_errors(tmp_path, capsys) -> None:
+    assert inspect.main([str(save_toy(tmp_path / "toy.pt")), "--dpq-K", "1"]) == 2
+    assert "error: --dpq-K 1: must be from 2 to" in capsys.readouterr().err
     assert inspect.main([str(tmp_path / "none.pt")]) == 2
     assert "fairseq-dpq-inspect: error: cannot read" in capsys.readouterr().err

@@ -129,6 +129,13 @@ def test_which_tables(tmp_path, capsys) -> None:
     }.items():
         assert quantize.main([*argv, *flags.split()]) == 2
         assert text in capsys.readouterr().err
+    for flags, text in {
+        "--form tiers --ratio 0.5": "encoder.embed_tokens: --ratio 0.5: must be above 1; try 10",
+        "--form scalar --bits 9": "encoder.embed_tokens: --bits 9: must be from 2 to 8",
+        "--ratio 12": "--ratio needs --form tiers",
+    }.items():
+        assert quantize.main([*argv[:2], *flags.split()]) == 2
+        assert text in capsys.readouterr().err
     argv[0] = str(tmp_path / "o.pt")
     assert quantize.main([*argv, "2"]) == 2
     assert "has DPQ tables already" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_errors(full: Path, tmp_path: Path, capsys) -> None:
     for argv, message in (
         ([full, "--target-ratio", "5000"], "no K and D reach 12 bytes; the smallest is 1,0"),
         ([full, full, "--target-ratio", "5"], "give one checkpoint, or one command after --"),
-        ([full, "--target-ratio", "-1"], "--target-ratio -1: must be above 0; try 30"),
+        ([full, "--target-ratio", "-1"], "--target-ratio -1: must be above 1; try 30"),
         ([full, "--suggest", "--sweep", tmp_path], "is not the --out of a sweep"),
         ([save_toy(tmp_path / "dpq.pt"), "--suggest"], "has DPQ tables already"),
         (["--target-ratio", "5", "--", "ls"], "give a fairseq-train command, not ls"),

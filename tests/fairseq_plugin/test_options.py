@@ -43,9 +43,11 @@ def test_help_and_defaults_come_from_the_dataclass() -> None:
     for field in flag_fields():
         assert flag(field.name) in text
         assert "".join(field.metadata["help"].split()) in text
-    args = parser.parse_args(["data", "--dpq-K", "7", "--dpq-rotation-trick", "--dpq-method", "vq"])
+    args = parser.parse_args(
+        ["data", "--dpq-K", "7", "--dpq-commitment", "1", "--dpq-method", "vq"]
+    )
     read = options.read_options(args)
-    assert (read.method, read.given) == ("vq", {"K": 7, "rotation_trick": True})
+    assert (read.method, read.given) == ("vq", {"K": 7, "commitment": 1.0})
     assert options.read_options(parser.parse_args(["data"])) == PluginOptions()
 
 

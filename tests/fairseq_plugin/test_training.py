@@ -300,7 +300,7 @@ def test_collapse_gives_a_warning(corpus, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Method, "initialize", all_alike)
     log = train(corpus, tmp_path, *TRANSFORMER, "--lr", "1e-30", updates=1, dpq=VQ)
     assert "WARNING | fairseq_dpq | encoder.embed_tokens: the codes collapse (12.5% of codes" in log
-    hints = "--dpq-reseed-after 1000 or --dpq-schedule warmup or --dpq-rotation-trick"
+    hints = "--dpq-value-gradient 0.1 or --dpq-reseed-after 1000 or --dpq-schedule warmup"
     assert f"Try {hints}\n" in log
 
 

@@ -36,6 +36,8 @@ def step(self, *args, **kwargs):
 trainer.Trainer.train_step = step
 sys.argv = ["fairseq-train"] + sys.argv[2:]
 train.cli_main()
+from fairseq.distributed.utils import get_global_group
+assert not vars(get_global_group), "its threads may end this process with an error"
 """
 
 
@@ -65,10 +67,8 @@ def run(
     ("dpq", "backend"),
     [
         ("--dpq-K 8 --dpq-D 4 --dpq-embeddings all", "legacy_ddp"),
-        ("--dpq-K 8 --dpq-D 4 --dpq-embeddings all", "pytorch_ddp"),
         (VQ, "pytorch_ddp"),
         (VQ + "--dpq-schedule warmup --dpq-ema-decay 0.9", "legacy_ddp"),
-        ("--dpq-K 8 --dpq-D 4 --dpq-embeddings all --dpq-method random_codes", "pytorch_ddp"),
         (KD, "legacy_ddp"),
     ],
 )
@@ -92,16 +92,15 @@ def test_two_workers_equal_one_with_update_freq_2(corpus, tmp_path, dpq, backend
         key for key in single if key.startswith("encoder.embed_tokens") and "_updates" in key
     ]
     assert [single[key].item() for key in updates] == [4] * len(updates)
-    assert bool(updates) == ("random_codes" not in dpq and "warmup" not in dpq)
+    assert bool(updates) == ("warmup" not in dpq)
 
 
-@pytest.mark.parametrize("method", ["sx", "vq"])
-def test_two_workers_classify_like_one(sentences, tmp_path, method) -> None:
+def test_two_workers_classify_like_one(sentences, tmp_path) -> None:
     """The batch norm of the classifier follows both workers' documents too."""
     flags = ["--task", "text_classification", "--arch", "text_classifier", "--batch-size", "10"]
     flags += ["--criterion", "sentence_prediction", "--encoder-embed-dim", "32", "--dropout", "0"]
     flags += ["--optimizer", "lazy_adam", "--lr", "0.003"]
-    dpq = f"--dpq-K 8 --dpq-D 4 --dpq-method {method}"
+    dpq = "--dpq-K 8 --dpq-D 4 --dpq-method vq"
     run(sentences, tmp_path / "two", dpq, workers=2, model=flags)
     run(sentences, tmp_path / "one", dpq, "--update-freq", "2", workers=1, model=flags)
     a, b = (torch.load(tmp_path / "two" / f"rank{r}.pt") for r in (0, 1))
@@ -114,11 +113,10 @@ def test_two_workers_classify_like_one(sentences, tmp_path, method) -> None:
     assert single[f"{head}.updates"].item() == 4 and single[f"{head}.running_mean"].any()
 
 
-@pytest.mark.parametrize("rotation", ["", "--dpq-rotation-trick"])
-def test_find_unused_parameters_finds_the_centroids(corpus, tmp_path, rotation) -> None:
+def test_find_unused_parameters_finds_the_centroids(corpus, tmp_path) -> None:
     """Their gradient comes from the regulariser alone, which DDP does not see in the output."""
     flags = ["--ddp-backend", "pytorch_ddp", "--find-unused-parameters"]
-    run(corpus, tmp_path / "two", VQ + rotation, *flags, workers=2, updates=2)
+    run(corpus, tmp_path / "two", VQ, *flags, workers=2, updates=2)
     a, b = (torch.load(tmp_path / "two" / f"rank{r}.pt") for r in (0, 1))
     for key in a:
         assert torch.equal(a[key], b[key]), key

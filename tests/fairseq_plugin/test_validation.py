@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from typing import Any, Callable
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from fairseq_dpq.cli import compact, export, inspect
 from fairseq_dpq.config import DPQConfigError
+from fairseq_dpq.fairseq_plugin.configs import read_record
+from fairseq_dpq.fairseq_plugin.hooks import forget_gone_options
 from fairseq_dpq.fairseq_plugin.validation import check_state
 from helpers.toy_checkpoints import ALIAS, PATH, edit_record, load, make_layer, save_toy
 
@@ -76,6 +80,42 @@ def test_refused_in_one_line(tmp_path, capsys, name) -> None:
         with pytest.raises(DPQConfigError):
             check_state(load(source), "in.pt")
     check_state(load(save_toy(tmp_path / "good.pt")), "good.pt")
+
+
+def test_an_option_that_the_file_does_not_know_has_its_default(tmp_path) -> None:
+    """A method may get options after a checkpoint was written."""
+    source = save_toy(tmp_path / "in.pt", make_layer())
+    state = load(source)
+    edit_record(state, lambda record: record["tables"][PATH]["options"].pop("reseed_after"))
+    torch.save(state, source)
+    record = read_record(load(source)["cfg"]["model"])
+    assert record is not None and record.tables[PATH].options["reseed_after"] == 0
+    assert compact.main([str(source), str(tmp_path / "out.pt")]) == 0
+
+
+@pytest.mark.parametrize("value", [False, True])
+def test_an_option_that_is_gone(tmp_path, caplog, value) -> None:
+    """`rotation_trick` of 1.0.0 matters only to a training that had it on."""
+    source, out = save_toy(tmp_path / "in.pt", make_layer()), tmp_path / "out.pt"
+    assert compact.main([str(source), str(out)]) == 0
+    for path in (source, out):
+        caplog.clear()
+        state = load(path)
+        edit_record(state, lambda raw: raw["tables"][PATH]["options"].update(rotation_trick=value))
+        torch.save(state, path)
+        assert inspect.main([str(path)]) == 0
+        warned = "option rotation_trick of version 1.0.0 is gone" in caplog.text
+        assert warned == (value and path == source)
+
+
+def test_flags_of_other_versions_are_dropped_unresolved() -> None:
+    """What a file interpolates is not looked up, in whatever form its config is."""
+    kept = {"data": "here", "dpq_K": 8}
+    own = {**kept, "dpq_gone": "${nope}", "dpq_rotation_trick": "${oc.env:NOPE}"}
+    for cfg in (dict(own), OmegaConf.create(own), Namespace(**own)):
+        forget_gone_options({"cfg": {"task": cfg, "model": "text"}})
+        assert (vars(cfg) if isinstance(cfg, Namespace) else cfg) == kept
+    forget_gone_options({"args": None})
 
 
 def test_an_optimiser_state_that_contains_itself(tmp_path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
-from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq import checkpoint_utils, tasks
 
 from fairseq_dpq import CompactEmbedding
 from fairseq_dpq.cli import inspect
@@ -41,9 +40,12 @@ def test_the_tools_read_it(version: int) -> None:
 @VERSIONS
 def test_fairseq_loads_it_strictly(version: int) -> None:
     path = str(GOLDEN / f"compact-v{version}.pt")
+    written = torch.load(path)["cfg"]["task"]
+    assert "dpq_rotation_trick" in written  # a flag of 1.0.0; fairseq 0.12.2 refuses unknown ones
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    assert {*written} - {*state["cfg"]["task"]} == {"dpq_rotation_trick"}
     state["cfg"]["task"]["data"] = str(GOLDEN)
-    task = LanguageModelingTask.setup_task(state["cfg"]["task"])
+    task = tasks.setup_task(state["cfg"]["task"])
     models, _ = checkpoint_utils.load_model_ensemble([path], task=task, state=state)
     decoder = models[0].eval().decoder
     assert isinstance(decoder.embed_tokens, CompactEmbedding)

@@ -274,15 +274,35 @@ def test_chosen_tiers_fit_and_are_better_than_one(ratio: int) -> None:
     assert bits == sorted(bits, reverse=True) and len(set(bits)) > 2
 
 
-def test_rows_of_no_use_have_no_bits() -> None:
-    importance = torch.cat([torch.ones(4000), torch.zeros(2000)])
-    tiers = choose_tiers(importance, 32, 4 * 6000 * 32 // 10)
-    assert tiers[-1][1] == 1 and 1500 < tiers[-1][0] <= 2100
+@pytest.mark.parametrize(("ratio", "codes"), [(12, True), (20, True), (40, True), (300, False)])
+def test_rows_that_are_used_have_codes_and_small_tables_use_their_bytes(
+    ratio: int, codes: bool
+) -> None:
+    """A byte's price alone left a quarter of the bytes of a small table, and rows without codes."""
+    n, d = (1544, 64) if codes else (10_000, 64)
+    budget = 4 * n * d // ratio
+    tiers = choose_tiers(torch.linspace(1, 0.01, n), d, budget)
+    assert all(K > 1 for _, K, _ in tiers) == codes
+    assert 0.9 * budget < sum(tier_bytes(tier, d) for tier in tiers) <= budget
 
 
 def test_a_ratio_without_room_for_codes_is_refused() -> None:
-    with pytest.raises(ValueError, match="300 x 8: 10 bytes leave no room for codes"):
-        choose_tiers(torch.ones(300), 8, 10)
+    for budget in (10, 41, 241):
+        with pytest.raises(ValueError, match=f"300 x 8: {budget} bytes leave no room for codes"):
+            choose_tiers(torch.ones(300), 8, budget)
+    with pytest.raises(ValueError, match="5000 x 16: 33 bytes leave no room"):
+        choose_tiers(torch.cat([torch.ones(10), torch.zeros(4990)]), 16, 33)
+    with pytest.raises(ValueError, match="leave no room"):  # two rows for all is no compression
+        choose_tiers(id_order(6000), 97, 4 * 6000 * 97 // 200)
+
+
+def test_a_table_whose_rows_are_alike_has_one_tier() -> None:
+    assert len(choose_tiers(torch.ones(1000), 32, 4 * 1000 * 32 // 3)) == 1
+    assert choose_tiers(id_order(256), 32, 4681) == [(256, 32, 16)]
+    # Rows that were not seen, too, have codes, the shortest that fit.
+    most = choose_tiers(torch.cat([id_order(50_000), torch.zeros(10_000)]), 576, 9_900_000)
+    assert len(most) <= 5 and all(K > 1 for _, K, _ in most)
+    assert [D for _, _, D in most] == sorted((D for _, _, D in most), reverse=True)
 
 
 def test_ratio_of_the_whole() -> None:

@@ -76,6 +76,7 @@ def train_step(
     tau: float | np.ndarray = 1.0,
     regularizer_weight: float = 1.0,
     commitment: float = 0.0,
+    value_gradient: float = 0.0,
     padding_idx: int | None = None,
 ) -> Result:
     """Forward and backward of loss = sum(output * grad_output) + regulariser for one batch."""
@@ -125,7 +126,8 @@ def train_step(
         for t in range(len(real)):
             for j in range(q.shape[1]):
                 g = j if values.shape[0] > 1 else 0
-                grad_values[g, codes[t, j]] += 2 * regularizer_weight * difference[t, j] / count
+                pull = 2 * regularizer_weight * difference[t, j] / count
+                grad_values[g, codes[t, j]] += pull + value_gradient * up[t, j]
     np.add.at(grad_query, tokens[real], grad_q)
     output = np.zeros_like(grad_output)
     output[real] = hard.reshape(len(real), -1)

@@ -64,14 +64,14 @@ def test_without_takes_values_along() -> None:
 
 def test_command_of_a_point_and_of_the_full_table() -> None:
     """The grid's flags replace the user's; the full table has none of DPQ's."""
-    words = "/bin/train data --arch x --dpq-K=32 --dpq-tau 1 --dpq-rotation-trick --no-save"
+    words = "/bin/train data --arch x --dpq-K=32 --dpq-tau 1 --dpq-commitment 0.1 --no-save"
     base = Base((*words.split(), "--adam-betas", "(0.9, 0.98)", "--save-dir", "old"))
     command = base.step(Point("sx", 2, 4), Path("out/sx"))
     ours = "--save-dir out/sx/checkpoints --log-format json --no-epoch-checkpoints"
     start = "/bin/train data --arch x"
     grid = "--dpq-K 2 --dpq-D 4 --dpq-method sx"
     assert str(command) == (
-        f"{start} --dpq-tau 1 --dpq-rotation-trick --adam-betas '(0.9, 0.98)' {grid} {ours}"
+        f"{start} --dpq-tau 1 --dpq-commitment 0.1 --adam-betas '(0.9, 0.98)' {grid} {ours}"
     )
     full = str(base.step(FULL, Path("out/sx")))
     assert full == f"{start} --adam-betas '(0.9, 0.98)' {ours}"

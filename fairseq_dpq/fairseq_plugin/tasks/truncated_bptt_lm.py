@@ -139,8 +139,7 @@ class LaneIterator(iterators.EpochBatchIterator):
 class StatefulLanguageModelingConfig(FairseqDataclass):
     data: str = field(default=MISSING, metadata={"help": "path to data directory"})
     tokens_per_sample: int = field(
-        default=35,
-        metadata={"help": "steps of back-propagation: tokens of each lane in a batch"},
+        default=35, metadata={"help": "steps of back-propagation: tokens of each lane in a batch"}
     )
 
 
