@@ -5,6 +5,7 @@ Invalid launches fail here and print the correct command.
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -46,9 +47,12 @@ def cpu_workers() -> bool:
         result = old(cfg, main, **kwargs)
         # gloo's threads free tensors, for which they need Python: one that does so while the
         # interpreter shuts down ends the process with "terminate called without an active
-        # exception". Those of a group end when nothing holds it; fairseq keeps one on a function.
+        # exception". Those of a group end when nothing holds it. fairseq keeps one on a function;
+        # so does DDP in the trainer, which must not be the last: it waits for the threads without
+        # letting them have Python, for ever.
         group = torch.distributed
         if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
+            gc.collect()  # the trainer, which is a cycle
             group.destroy_process_group()
             vars(distributed_utils.get_global_group).clear()
         return result

@@ -22,7 +22,8 @@ NEEDED = ["--find-unused-parameters"] if fairseq.__version__ == "0.12.2" else []
 
 # Each worker writes its own state at the end; the plugin is imported as fairseq-train does it.
 WORKER = """
-import os, sys, torch
+import faulthandler, gc, os, sys, torch
+faulthandler.dump_traceback_later(200, exit=True)  # says where a worker hangs
 from fairseq_cli import train
 from fairseq import trainer
 old, where = trainer.Trainer.train_step, sys.argv[1]
@@ -37,7 +38,10 @@ trainer.Trainer.train_step = step
 sys.argv = ["fairseq-train"] + sys.argv[2:]
 train.cli_main()
 from fairseq.distributed.utils import get_global_group
+from torch.nn.parallel import DistributedDataParallel
 assert not vars(get_global_group), "its threads may end this process with an error"
+models = [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
+assert not models, "the last to hold the group: this process may hang"
 """
 
 

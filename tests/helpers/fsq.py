@@ -16,6 +16,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
@@ -160,16 +161,29 @@ def run(
     """
     cmd = [script(str(cmd[0])), *map(str, cmd[1:])]
     full_env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(env or {})}
-    done = subprocess.run(
-        cmd, cwd=cwd, env=full_env, input=input, timeout=timeout, text=True, capture_output=True
-    )
-    if ok is not None and (done.returncode == 0) != ok:
-        wanted = "succeed" if ok else "fail"
+    # Files, not pipes: what a killed command has started may keep those open.
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        files = {"stdin": subprocess.PIPE, "stdout": stdout, "stderr": stderr}
+        problem = ""
+        with subprocess.Popen(cmd, cwd=cwd, env=full_env, text=True, **files) as process:
+            try:
+                process.communicate(input or "", timeout)
+            except subprocess.TimeoutExpired:
+                problem = f"still running after {timeout:.0f} s"
+                process.terminate()  # torchrun then ends its workers
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(40)
+                process.kill()
+        out, err = (file.seek(0) or file.read() for file in (stdout, stderr))
+    code = process.returncode
+    if not problem and ok is not None and (code == 0) != ok:
+        problem = f"expected to {'succeed' if ok else 'fail'}, got return code {code}"
+    if problem:
         raise AssertionError(
-            f"expected to {wanted}, got return code {done.returncode}: {' '.join(cmd)}\n"
-            f"--- stdout (end)\n{done.stdout[-3000:]}\n--- stderr (end)\n{done.stderr[-5000:]}"
+            f"{problem}: {' '.join(cmd)}\n"
+            f"--- stdout (end)\n{out[-3000:]}\n--- stderr (end)\n{err[-5000:]}"
         )
-    return done
+    return subprocess.CompletedProcess(cmd, code, out, err)
 
 
 @contextlib.contextmanager
