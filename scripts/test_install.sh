@@ -45,8 +45,8 @@ step "fairseq" pip install --no-build-isolation --no-binary fairseq-fixed --no-d
 # A copy, so that the build leaves nothing in the checkout and takes nothing from an earlier one.
 mkdir "$work/source"
 # Without __pycache__, which a test run beside this one may be writing to.
-tar -c --exclude=__pycache__ setup.py pyproject.toml README.md MANIFEST.in fairseq_dpq |
-    tar -x -C "$work/source"
+tar -cf - --exclude=__pycache__ setup.py pyproject.toml README.md MANIFEST.in fairseq_dpq |
+    tar -xf - -C "$work/source"
 step "wheel" pip wheel --no-deps --no-build-isolation --wheel-dir "$work/dist" "$work/source"
 step "package" pip install --no-deps "$work"/dist/fairseq_dpq-*.whl
 

@@ -173,18 +173,19 @@ def test_results_are_recorded_and_replaced(checkout, capsys, monkeypatch) -> Non
     monkeypatch.setattr(results, "HERE", folder)
     monkeypatch.setattr(results, "PAGE", checkout / "results.md")
     argv = ["T4", "--scale", "paper", "--rows", "ptb_small/full", "--out", "o", "--record"]
-    more = ["--subset", "valid", "--", "--seed=7"]
+    more = ["--subset", "valid", "--", "--seed=0"]
     for score in ("117.25", "116.5"):  # the second time as after another training
         script = checkout / "scripts" / "score.sh"
         script.write_text(script.read_text().replace("117.25", score))
         assert run.main([*argv, "ours", *more]) == 0
         data = json.loads((folder / "ours.json").read_text())
         (row,) = data["rows"]
-        assert (row["model"], row["data"], row["seeds"]) == ("full", "ptb_small", [7])
+        assert (row["model"], row["data"], row["seeds"]) == ("full", "ptb_small", [0])
         assert (row["valid"], row["paper"], row["ratio"]) == (float(score), 114.5, 1)
-        assert data["command"].endswith("T4 --scale paper --subset valid -- --seed=7")
+        assert data["command"].endswith("T4 --scale paper --subset valid -- --seed=0")
         assert data["machine"] and row["date"] == data["date"] == provenance()["date"]
         page = (checkout / "results.md").read_text()
+        assert f" | 0 | {score} |" in page
         assert f"| ptb_small, full | full | perplexity | 114.5 | {score} (valid) |" in page
         (checkout / "o" / "ptb_small" / "full" / "result.json").unlink()
     assert run.main([*argv, "not_run", "--subset", "valid", "--dry-run"]) == 2
@@ -193,14 +194,21 @@ def test_results_are_recorded_and_replaced(checkout, capsys, monkeypatch) -> Non
         run.main([*argv, "../ours", *more])
     assert "'../ours' is not made of letters, digits and _" in capsys.readouterr().err
     # The recipe's own split would be unknown, and the page has one command for a file.
-    assert run.main([*argv, "ours", "--", "--seed=7"]) == 2
+    assert run.main([*argv, "ours", "--", "--seed=0"]) == 2
     assert "add --subset valid or --subset test" in capsys.readouterr().err
     for other in (["--subset", "test"], ["--subset", "valid", "--", "--seed=8"]):
         assert run.main([*argv, "ours", *other]) == 2
         error = capsys.readouterr().err
         assert "has the results of 'scripts/reproduce.sh T4 --scale paper --subset valid" in error
+    assert run.main(["T4", "--dry-run", "--", "--seed", "one"]) == 2
+    assert "error: --seed one: must be a whole number" in capsys.readouterr().err
     assert run.main(["T3", "--record", "ours", "--subset", "test"]) == 2
     assert "these rows have several metrics (BLEU, accuracy, perp" in capsys.readouterr().err
+
+
+def test_a_machine_without_git_has_results_too(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance()["commit"] == "unknown"
 
 
 def test_a_whole_name_means_that_row_alone() -> None:

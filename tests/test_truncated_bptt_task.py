@@ -361,7 +361,7 @@ def test_tied_output_with_dpq_evaluates_as_it_validated(data: Path, tmp_path: Pa
     assert len(re.findall(r"^H-\d+", text, re.MULTILINE)) == 9
 
 
-def test_a_full_table_is_calibrated_on_lanes(data: Path, tmp_path: Path) -> None:
+def test_a_full_table_is_calibrated_on_lanes(data: Path, tmp_path: Path, capsys) -> None:
     """`fairseq-dpq-quantize --calibrate` reads the corpus in as many lanes as training did."""
     _train(data, tmp_path, 3, "--decoder-embed-dim", "16")
     files = [str(tmp_path / "checkpoint_last.pt"), str(tmp_path / "tiers.pt")]
@@ -371,6 +371,19 @@ def test_a_full_table_is_calibrated_on_lanes(data: Path, tmp_path: Path) -> None
     text = fsq.main("eval_lm", [*argv, "--path", files[1], "--task", "stateful_lm"])
     (scored,) = fsq.logged(text, r"Loss \(base 2\):")
     assert 1 < scored < 7
+    for name in ("short", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "line").write_text("a")
+    argv = ["--only-source", "--srcdict", str(data / "dict.txt"), "--trainpref"]
+    fsq.main("preprocess", [*argv, str(tmp_path / "line"), "--destdir", str(tmp_path / "short")])
+    for name, said in (
+        ("short", "--subset train: train holds 2 tokens, too few for"),
+        ("empty", ""),
+    ):
+        argv = [*files, "--form", "tiers", "--force", "--calibrate", str(tmp_path / name)]
+        assert quantize.main(argv) == 2
+        error = capsys.readouterr().err
+        assert f"--calibrate {tmp_path / name}" in error and said in error
 
 
 def test_epoch_counts_match_the_corpus(data: Path, tmp_path: Path) -> None:

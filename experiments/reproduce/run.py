@@ -196,11 +196,20 @@ def command_of(table: str, plan: Plan) -> str:
     return " ".join([*words, *(["--", *plan.more] if plan.more else [])])
 
 
+def seed_of(plan: Plan) -> int:
+    """The seed of all trainings; RunsError for what is none."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--seed", default=1)  # fairseq's default
+    seed = parser.parse_known_args(plan.more)[0].seed
+    try:
+        return int(seed)
+    except ValueError:
+        raise RunsError(f"--seed {seed}: must be a whole number") from None
+
+
 def as_results(table: str, plan: Plan, rows: Sequence[Facts]) -> tuple[dict[str, Any], list[Facts]]:
     """Rows with a score as experiments/results keeps them, and the head of a new file."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--seed", type=int, default=1)  # fairseq's default
-    seed = parser.parse_known_args(plan.more)[0].seed
+    seed = seed_of(plan)
     found: dict[str, Facts] = {}  # where a small recipe stands for a larger one too: its own row
     for row in sorted(rows, key=lambda row: row["recipe"] != row["paper_recipe"]):
         ours: Facts = {"model": row["method"], "data": row["recipe"], "seeds": [seed]}
@@ -280,6 +289,7 @@ def reproduce(args: argparse.Namespace, more: Sequence[str]) -> int:
     jobs = plan.jobs(args.rows)
     chosen = [row for row in plan.listed() if plan.name(row) in {job.name for job in jobs}]
     metrics = sorted({plan.metric(row) for row in chosen})
+    seed_of(plan)
     if args.record and args.subset not in ("valid", "test"):
         raise RunsError(
             f"--record {args.record}: a result says which split it is of; add --subset valid or "

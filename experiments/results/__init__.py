@@ -4,6 +4,7 @@ docs/results.md and the pictures from it; tests/test_results.py compares the pag
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import re
@@ -54,7 +55,9 @@ def load() -> dict[str, dict[str, Any]]:
 def provenance() -> dict[str, str]:
     """Date, machine and commit of what is measured now."""
     git = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, cwd=ROOT, text=True, capture_output=True).stdout.strip()
+    commit = ""
+    with contextlib.suppress(OSError):  # a machine without git
+        commit = subprocess.run(git, cwd=ROOT, text=True, capture_output=True).stdout.strip()
     info = Path("/proc/cpuinfo")
     names = re.findall("^model name\\s*: (.+)", info.read_text() if info.exists() else "", re.M)
     machine = names[0] if names else platform.processor() or platform.machine()
@@ -154,7 +157,7 @@ def _section(data: dict[str, Any]) -> list[str]:
         "model": list(map(_label, rows)),
         "data": sets if len(set(sets)) > 1 else [],
         **ratios,
-        "seeds": [", ".join(map(str, filter(None, row["seeds"]))) for row in rows],
+        "seeds": [", ".join(f"{x}" for x in row["seeds"] if x is not None) for row in rows],
         f"valid {data['valid_metric']}": [_shown(row, "valid") for row in rows],
         "valid ppl": [_shown(row, "valid_ppl") for row in rows],
         f"test {data['metric']}": [_shown(row, "test") for row in rows],

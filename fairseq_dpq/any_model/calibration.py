@@ -6,6 +6,7 @@ From text (`calibrate`), from counts, or from the order of ids alone.
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
 
@@ -50,6 +51,7 @@ class Use:
     states: list[Tensor] = field(default_factory=list)  # inputs of the tied output layer, (m, d)
     stride: int = 1  # one state of so many is kept
     kept: int = 0
+    broken: int = 0  # states with NaN or infinite numbers, which are left out
 
     def add_ids(self, ids: Tensor) -> None:
         """Count these rows."""
@@ -59,6 +61,9 @@ class Use:
     def add_states(self, h: Tensor) -> None:
         """Keep some of these states; fewer of each batch the more there are."""
         rows = h.reshape(-1, h.shape[-1])[:: self.stride].float().cpu()
+        finite = torch.isfinite(rows).all(1)
+        self.broken += len(rows) - int(finite.sum())
+        rows = rows[finite]
         self.states.append(rows)
         self.kept += len(rows)
         if self.kept > 2 * _STATES:
@@ -128,7 +133,8 @@ class Knowledge:
             if form is not None:
                 logits = form.logits(h)
                 found = (logits if self.bias is None else logits + self.bias).log_softmax(1)
-                divergence += float((share * (known - found)).sum())
+                apart = torch.where(share > 0, known - found, 0)  # a bias of -inf: never there
+                divergence += float((share * apart).sum())
                 share = found.exp()
             total += share.sum(0)
         return total / len(self._states), divergence / len(self._states)
@@ -142,7 +148,8 @@ class Knowledge:
         found, _ = self._probabilities(table, form)
         least = 0.015 / len(table)  # of rows that are too rare to tell
         form.correction = ((self.share + least) / (found + least)).log().half()
-        return self._probabilities(table, form)[1]
+        _, left = self._probabilities(table, form)
+        return left if left == left else math.inf
 
 
 @torch.no_grad()
@@ -176,6 +183,8 @@ def calibrate(
                 ) from error
     if not seen:
         raise ValueError("calibrate has no batches; give token tensors as the model takes them")
+    if any(use.broken and not use.kept for use in uses):
+        raise ValueError("calibrate: the model computes NaN or infinite numbers on these batches")
     for use, given in zip(uses, counted):
         use.counts = use.counts if given is None else given
     return uses

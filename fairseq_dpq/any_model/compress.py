@@ -27,7 +27,7 @@ from fairseq_dpq.forms.base import Form, Settings
 from fairseq_dpq.forms.choosing_tiers import check_tiers
 from fairseq_dpq.forms.tiers import TieredEmbedding
 from fairseq_dpq.layer import DPQEmbedding
-from fairseq_dpq.methods import DEFAULT_METHOD, METHODS, make_options
+from fairseq_dpq.methods.base import DEFAULT_METHOD, METHODS, TableUse, checked_options
 from fairseq_dpq.model import EmbeddingTable, Which, choose, find_tables, placed, put
 from fairseq_dpq.sizes import DEFAULT_K, default_D
 from fairseq_dpq.training.kmeans import ITERATIONS
@@ -270,7 +270,7 @@ def _settings(
             if any(getattr(module, "sparse", False) for module in modules):
                 own["sparse"] = True
             own.update(given)
-            make_options(method, own).validate(d)
+            checked_options(method, own, TableUse(d, trained=True))
             if any(getattr(module, "scale_grad_by_freq", False) for module in modules):
                 raise ValueError("scale_grad_by_freq=True has no training form; set it to False")
         else:

@@ -21,6 +21,7 @@ _ROWS = 1 << 13  # rows held in double precision at once
 _SAMPLE = 4096  # rows by which other forms are judged
 _TOLERABLE = 0.1  # squared error of what varies, by use
 _TOLERABLE_KL = 0.05  # nats: about 5 % more perplexity
+_HOPELESS = 7.0  # nats: a thousand times the perplexity
 
 _HEADER: tuple[str, ...] = ("table", "rows x size", "form", "before", "after", "ratio", "error")
 
@@ -39,13 +40,14 @@ class Lost(NamedTuple):
         lost = self.used / _TOLERABLE
         if self.divergence is not None:
             lost = self.divergence / _TOLERABLE_KL
-        return lost if lost > 1 else 0.0
+        return 0.0 if lost <= 1 else lost  # which NaN is not
 
     def __str__(self) -> str:
         text = f"error {self.error:.1%} of what varies between rows, {self.used:.2%} by use"
         if self.divergence is None:
             return text
-        more = f"+{math.expm1(self.divergence):.1%} perplexity"
+        small = self.divergence < _HOPELESS
+        more = f"+{math.expm1(self.divergence):.1%} perplexity" if small else "no use any more"
         return f"{text}; the output layer alone, on the text of the calibration: {more}"
 
 

@@ -28,6 +28,7 @@ from fairseq_dpq.forms.base import FormOption
 from fairseq_dpq.forms.quantization import HIGH_ERROR
 
 _DECODER = {"decoder_K": "K", "decoder_D": "D"}  # the decoder's own of an option
+_OF_USE = ("dict", "calibrate", "subset", "tokens")
 _FLAGS = {f.name: f for f in flag_fields()}
 
 
@@ -101,7 +102,7 @@ def _takers() -> dict[str, tuple[str, list[str]]]:
     for name, keyword in _DECODER.items():
         out[name] = flag(name), out[keyword][1]
     by_use = [kind for kind, form in FORMS.items() if form.takes_use]
-    return {**out, "dict": ("--dict", by_use), "calibrate": ("--calibrate", by_use)}
+    return {**out, **{name: (f"--{name}", by_use) for name in _OF_USE}}
 
 
 def _settings(args: argparse.Namespace, decoder: bool) -> dict[str, Any]:
@@ -122,21 +123,28 @@ def _check_options(args: argparse.Namespace, options: PluginOptions) -> None:
             )
         if not options.enabled:
             raise CheckpointError("--dpq-K is missing; try --dpq-K 32")
+    defaults = vars(get_parser().parse_args(["", ""]))
+    given = {k: v for k, v in _takers().items() if getattr(args, k) != defaults[k]}
+    if args.trainable:
+        for name, (said, _) in given.items():
+            if name not in _FLAGS:
+                raise CheckpointError(f"{said} goes without --trainable")
         return
     args.form = args.form or DEFAULT_FORM
     if args.tokens < 1:
         raise CheckpointError(f"--tokens {args.tokens}: must be 1 or more; try 20000")
-    defaults = vars(get_parser().parse_args(["", ""]))
-    for name, (said, kinds) in _takers().items():
-        if getattr(args, name) == defaults[name] or args.form in kinds:
+    for name in () if args.calibrate else ("subset", "tokens"):
+        if name in given:
+            raise CheckpointError(f"--{name} needs --calibrate")
+    for said, kinds in given.values():
+        if args.form in kinds:
             continue
         if not kinds:
             raise CheckpointError(f"{said} is for training: it needs --trainable")
         raise CheckpointError(f"{said} needs --form {kinds[0]}")
     for option in FORMS[args.form].options:
-        needed = not isinstance(option.default, bool) and option.default
-        value = getattr(args, _dest(option))
-        if needed and value is not None and not value:
+        name = _dest(option)
+        if option.default and defaults[name] == 0 == getattr(args, name):
             raise CheckpointError(f"{option.flag} is missing; try {option.flag} {option.default}")
 
 

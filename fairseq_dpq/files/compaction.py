@@ -108,8 +108,9 @@ def quantize_state(
     def learned(found: EmbeddingTable, full: Tensor, table: Table) -> DPQEmbedding:
         d, decoder = table.embedding_dim, decoder_only(found.paths)
         config = options.of_table(decoder)
-        config.validate(d, options.format(decoder), f"{found.path}.embedding_dim")
-        table.options = config.resolved(TableUse(d, bool(table.tied), trained=True)).keywords()
+        for own in (config, config.resolved(TableUse(d, bool(table.tied), trained=True))):
+            own.validate(d, options.format(decoder), f"{found.path}.embedding_dim")
+        table.options = own.keywords()
         wide = replace(found, weight=full.float())
         return make_layer(wide, table.options, seed, steps, found.path).eval()
 

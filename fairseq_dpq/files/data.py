@@ -111,6 +111,8 @@ def _load_model(path: Path, changes: dict[str, Any], data: str) -> tuple[Any, An
         models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides=changes
         )
+    except OSError as error:
+        raise CheckpointError(f"{path}: not the dictionaries in {data} ({error})") from error
     except RuntimeError as error:
         if "loading state_dict" not in str(error):
             raise
@@ -149,7 +151,11 @@ def text_use(path: Path, data: str, subset: str, tokens: int) -> dict[str, Use]:
     except (FileNotFoundError, StopIteration) as error:
         raise CheckpointError(f"--calibrate {data}: no --subset {subset} there") from error
     tables = find_tables(model)
-    uses = calibrate(model, tables, _batches(task, subset, tokens, cfg.dataset.batch_size))
+    batches = _batches(task, subset, tokens, cfg.dataset.batch_size)
+    try:
+        uses = calibrate(model, tables, batches)
+    except ValueError as error:  # of the task too: too little text for its lanes
+        raise CheckpointError(f"--calibrate {data}, --subset {subset}: {error}") from error
     return {path: use for table, use in zip(tables, uses) for path in table.paths}
 
 

@@ -6,6 +6,7 @@ fairseq config carries it unchanged.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -14,7 +15,7 @@ from typing import Any, Collection, Mapping
 
 from torch import Tensor
 
-from fairseq_dpq.config import DPQConfigError, option_type
+from fairseq_dpq.config import DPQConfigError, flag, option_type
 from fairseq_dpq.files.errors import naming
 from fairseq_dpq.files.memory import text_crc32
 from fairseq_dpq.forms import FORMS
@@ -168,6 +169,12 @@ def _known(what: str, name: Any, known: Mapping[str, Any]) -> str:
     return name
 
 
+@functools.lru_cache
+def _say_gone(name: str) -> None:
+    """Once in a process."""
+    logger.warning(f"{flag(name)} of version 1.0.0 is gone: a resumed training goes on without it")
+
+
 def _check_options(options: dict[str, Any], stage: str) -> None:
     """Each option of its type; their values are checked with the tensors. One that the version
     which wrote the file did not know gets its default, which has to mean what was done before;
@@ -178,7 +185,7 @@ def _check_options(options: dict[str, Any], stage: str) -> None:
     known = {f.name: f for f in fields(METHODS[name].options)}
     for key in {*options} & _REMOVED:
         if options.pop(key) is not False and stage == "training":
-            logger.warning(f"option {key} of version 1.0.0 is gone: a resumed training is without")
+            _say_gone(key)
     _check_names("options", {*options} - {"method"}, METHODS[name].options)
     for key, f in known.items():
         if f.default is not None:  # where it is, the method chooses, perhaps not as it did then

@@ -88,7 +88,8 @@ def choose_tiers(
         choice = _Choice(points, mass, kinds, last, budget)
         found = [*_at_prices(choice), *_few(choice)]
         if found:
-            return min(found)[1]
+            sizes = [sum(tier_bytes(tier, embedding_dim) for tier in tiers) for _, tiers in found]
+            return min((error, size, tiers) for (error, tiers), size in zip(found, sizes))[2]
     raise ValueError(
         f"{n} x {embedding_dim}: {budget:,} bytes leave no room for codes; try a lower ratio"
     )

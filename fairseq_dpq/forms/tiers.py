@@ -126,7 +126,10 @@ class TieredEmbedding(Form):
             )
             beside = (0 if in_order else n) + (2 * n if corrected else 0)
             budget = int(4 * n * d / ratio) - beside
-            tiers = choose_tiers(cost[order], d, max(1, budget), gain)
+            if budget < 1:
+                left = f"{max(budget, 0)} bytes leave no room for codes; try a lower ratio"
+                raise ValueError(f"ratio {ratio:g}: {left}")
+            tiers = choose_tiers(cost[order], d, budget, gain)
         listed = check_tiers(tiers, n, d)
         if len(listed) == 1:
             in_order = True

@@ -194,7 +194,8 @@ class KeyedMethod(ProductMethod[KO]):
     def start_from_table(self, book: Codebook, c: KO, trained: Trained) -> None:
         if c.by_paper:
             raise ValueError(
-                "schedule paper starts at random; use schedule warmup to start from a full table"
+                "schedule paper, and what needs it, is for a random start; leave it out to start "
+                "from a full table"
             )
         if trained.table is not book.query:
             book.query.copy_(trained.table)

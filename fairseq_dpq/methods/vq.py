@@ -28,8 +28,9 @@ class VQOptions(KeyedOptions):
     )
     value_gradient: float = option(
         0.0,
-        "share of the loss's gradient that moves the centroids as well; queries then start small "
-        "and codes are by normalised dot products, both as in sx (0: as in the paper)",
+        "with --dpq-schedule paper: share of the loss's gradient that moves the centroids as well; "
+        "queries then start small and codes are by normalised dot products, both as in sx (0: as "
+        "in the paper)",
         valid=lambda w: 0 <= w <= 1,
         right="must be from 0 (off) to 1; try 0.1",
         needs="schedule=paper",

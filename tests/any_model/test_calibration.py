@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from fairseq_dpq import compress
 from fairseq_dpq.any_model.calibration import Knowledge, Use, calibrate
 from fairseq_dpq.any_model.compress import knowledge, make_form
+from fairseq_dpq.any_model.report import Lost, TableReport
 from fairseq_dpq.forms.tiers import TieredEmbedding
 from fairseq_dpq.model import find_tables
 from helpers.any_model import PAIRS, some_ids, toy
@@ -181,9 +183,10 @@ def test_a_table_that_an_encoder_reads_weighs_rare_rows_more() -> None:
     assert lone.max() / lone.min() > 2 * both.max() / both.min() > 2
 
 
-@pytest.mark.parametrize("sure", [False, True])
-def test_the_outputs_decide_how_much_use_weighs(sure: bool) -> None:
-    """Where a model is sure of its words, rare ones matter more than their use says."""
+@pytest.mark.parametrize(("sure", "masked"), [(False, False), (True, False), (True, True)])
+def test_the_outputs_decide_how_much_use_weighs(sure: bool, masked: bool) -> None:
+    """Where a model is sure of its words, rare ones matter more than their use says. A word that a
+    bias of -inf rules out says nothing."""
     torch.manual_seed(0)
     n, d = 3000, 32
     model, counts = nn.Module(), 1 / (torch.arange(n) + 3.0).pow(1 if sure else 1.5)
@@ -192,6 +195,7 @@ def test_the_outputs_decide_how_much_use_weighs(sure: bool) -> None:
     table = model.embed.weight.detach()
     with torch.no_grad():
         model.out.bias.copy_(0 * counts if sure else counts.log())
+        model.out.bias[:masked] = -torch.inf
     said = table[torch.multinomial(counts, 4000, replacement=True)]
     states = torch.randn(4000, d) * 0.3 + 8 * sure * said / d**0.5
     use, better = Use(counts, [states], 1, 4000), int(sure)
@@ -205,6 +209,33 @@ def test_the_outputs_decide_how_much_use_weighs(sure: bool) -> None:
     chosen = make_form(found, TieredEmbedding, {"ratio": 14.0}, known)
     assert known.divergence == both[better][0] < 0.6 * both[1 - better][0]
     assert torch.equal(chosen.dense(), both[better][1].dense())
+
+
+def test_states_that_are_not_finite_are_left_out() -> None:
+    class Broken(Tied):
+        bad = 1.0  # share of the texts whose states hold NaN
+
+        def forward(self, input_ids: Tensor, attention_mask: Any = None) -> Tensor:
+            states = torch.tanh(self.mix(self.embed(input_ids)))
+            states[: int(len(states) * self.bad), :, 3] = torch.nan
+            return self.out(states)
+
+    model, ids = Broken(), text(64, 3)
+    with pytest.raises(ValueError, match="calibrate: the model computes NaN or infinite numbers"):
+        compress(model, calibrate=ids.split(8), min_rows=0)
+    model.bad = 0.5
+    (use,) = calibrate(model, find_tables(model), ids.split(8))
+    assert use.broken == use.kept == 32 * 32 and bool(use.hidden().isfinite().all())
+    (table,) = compress(model, calibrate=ids.split(8), min_rows=0).tables
+    assert 0 < table.lost.divergence < 7
+
+
+def test_a_loss_that_nobody_can_tell_is_a_warning() -> None:
+    for divergence, said in ((math.nan, "no use any more"), (800.0, "no use any more")):
+        lost = Lost(0.1, 0.01, divergence, 0)
+        assert said in str(lost)
+        (line,) = TableReport("a", 100, 8, "", 3200, 400, lost).warnings()
+        assert line == "the model will suffer from this loss; try method='scalar', bits=8"
 
 
 def test_a_decoder_with_two_names_reads_its_table_once() -> None:

@@ -133,6 +133,17 @@ def test_which_tables(tmp_path, capsys) -> None:
         "--form tiers --ratio 0.5": "encoder.embed_tokens: --ratio 0.5: must be above 1; try 10",
         "--form scalar --bits 9": "encoder.embed_tokens: --bits 9: must be from 2 to 8",
         "--ratio 12": "--ratio needs --form tiers",
+        "--form tiers --ratio 0": "--ratio 0.0: must be above 1; try 10",
+        "--form tiers --ratio inf": "ratio inf: 0 bytes leave no room for codes",
+        "--form scalar --bits 0": "--bits 0: must be from 2 to 8",
+        "--form low_rank": "--dpq-rank is missing",
+        "--form tiers --tokens 9": "--tokens needs --calibrate",
+        "--dpq-K 8 --tokens 9": "--tokens needs --calibrate",
+        "--trainable --dpq-K 8 --ratio 3": "--ratio goes without --trainable",
+        "--trainable --dpq-K 8 --calibrate x": "--calibrate goes without --trainable",
+        "--trainable --dpq-K 8 --dpq-method vq --dpq-value-gradient 0.1": "--dpq-value-gradient "
+        "0.1 has no effect with --dpq-schedule warmup",
+        "--trainable --dpq-K 8 --dpq-schedule paper": "schedule paper, and what needs it, is for a",
     }.items():
         assert quantize.main([*argv[:2], *flags.split()]) == 2
         assert text in capsys.readouterr().err

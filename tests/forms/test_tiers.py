@@ -296,6 +296,12 @@ def test_a_ratio_without_room_for_codes_is_refused() -> None:
         choose_tiers(id_order(6000), 97, 4 * 6000 * 97 // 200)
 
 
+def test_of_two_choices_with_one_error_the_smaller_is_taken() -> None:
+    """A row without weight, the padding's, is not worth a tier of its own."""
+    importance = torch.cat([torch.linspace(1.5, 0.5, 299), torch.zeros(1)])
+    assert choose_tiers(importance, 64, 4 * 300 * 64 // 3 - 900) == [(300, 64, 64)]
+
+
 def test_a_table_whose_rows_are_alike_has_one_tier() -> None:
     assert len(choose_tiers(torch.ones(1000), 32, 4 * 1000 * 32 // 3)) == 1
     assert choose_tiers(id_order(256), 32, 4681) == [(256, 32, 16)]
