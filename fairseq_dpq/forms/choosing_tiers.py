@@ -29,6 +29,9 @@ _MOST = 5  # tiers
 _FEWEST = 256  # rows of a tier
 _STEPS = 40  # boundaries that are tried, evenly in the logarithm of the row
 _VALUE_BYTES = 2
+# Rows become one where that leaves less than this share of the error: it loses more than their use
+# says. On PTB (200 numbers a row, 57 times smaller) it is as good as short codes at 0.76.
+_MERGED = 0.75
 
 
 class _Kind(NamedTuple):
@@ -70,7 +73,7 @@ def choose_tiers(
     importance: Tensor, embedding_dim: int, budget: int, gain: float = 1.0
 ) -> list[Tier]:
     """The tiers of least expected error that take at most `budget` bytes. Each row has a code of
-    its own where there is room for that: rows that become one lose more than their use says.
+    its own where there is room for that, unless codes would be far too short then.
 
     Args:
         importance: What losing each row would cost, largest first (n,).
@@ -84,12 +87,15 @@ def choose_tiers(
     mass = total[points].tolist()
     kinds = _kinds(embedding_dim, gain)
     one = _Kind(1, 1, 1.0, 0, 1 + _VALUE_BYTES * embedding_dim)
+    best: list[tuple[float, int, list[Tier]]] = []
     for last in (kinds, [*kinds, one]):
         choice = _Choice(points, mass, kinds, last, budget)
-        found = [*_at_prices(choice), *_few(choice)]
-        if found:
-            sizes = [sum(tier_bytes(tier, embedding_dim) for tier in tiers) for _, tiers in found]
-            return min((error, size, tiers) for (error, tiers), size in zip(found, sizes))[2]
+        for error, tiers in (*_at_prices(choice), *_few(choice)):
+            best.append((error, sum(tier_bytes(tier, embedding_dim) for tier in tiers), tiers))
+    own = [found for found in best if all(K > 1 for _, K, _ in found[2])]
+    if best:
+        least = min(best)
+        return (min(own) if own and least[0] > _MERGED * min(own)[0] else least)[2]
     raise ValueError(
         f"{n} x {embedding_dim}: {budget:,} bytes leave no room for codes; try a lower ratio"
     )

@@ -302,6 +302,14 @@ def test_of_two_choices_with_one_error_the_smaller_is_taken() -> None:
     assert choose_tiers(importance, 64, 4 * 300 * 64 // 3 - 900) == [(300, 64, 64)]
 
 
+@pytest.mark.parametrize(("ratio", "merged"), [(30, False), (64, True), (70, True)])
+def test_rare_rows_become_one_before_all_codes_get_too_short(ratio: int, merged: bool) -> None:
+    """Where the shortest codes only just fit, they cost the others most of theirs."""
+    n, d = 10_000, 200
+    tiers = choose_tiers(id_order(n), d, 4 * n * d // ratio)
+    assert (tiers[-1][1:] == (1, 1)) == merged and len(tiers) > 2
+
+
 def test_a_table_whose_rows_are_alike_has_one_tier() -> None:
     assert len(choose_tiers(torch.ones(1000), 32, 4 * 1000 * 32 // 3)) == 1
     assert choose_tiers(id_order(256), 32, 4681) == [(256, 32, 16)]
