@@ -94,7 +94,9 @@ def test_from_pretrained_is_as_good_as_product_quantization(method: str, shared:
         error = ((layer.weight - table).pow(2).sum() / table.pow(2).sum()).item()
     assert 0.1 < wanted < 0.6
     assert error < 1.01 * wanted
-    with pytest.raises(ValueError, match="schedule paper, and what needs it, is for a random start"):
+    with pytest.raises(
+        ValueError, match="schedule paper, and what needs it, is for a random start"
+    ):
         DPQEmbedding.from_pretrained(table, 1, schedule="paper", **how)
 
 
