@@ -149,7 +149,7 @@ class Knowledge:
         least = 0.015 / len(table)  # of rows that are too rare to tell
         form.correction = ((self.share + least) / (found + least)).log().half()
         _, left = self._probabilities(table, form)
-        return left if left == left else math.inf
+        return math.inf if math.isnan(left) else left
 
 
 @torch.no_grad()

@@ -108,9 +108,11 @@ def quantize_state(
     def learned(found: EmbeddingTable, full: Tensor, table: Table) -> DPQEmbedding:
         d, decoder = table.embedding_dim, decoder_only(found.paths)
         config = options.of_table(decoder)
-        for own in (config, config.resolved(TableUse(d, bool(table.tied), trained=True))):
-            own.validate(d, options.format(decoder), f"{found.path}.embedding_dim")
-        table.options = own.keywords()
+        said = options.format(decoder), f"{found.path}.embedding_dim"
+        config.validate(d, *said)
+        config = config.resolved(TableUse(d, bool(table.tied), trained=True))
+        config.validate(d, *said)  # what was given may not go with what the method has chosen
+        table.options = config.keywords()
         wide = replace(found, weight=full.float())
         return make_layer(wide, table.options, seed, steps, found.path).eval()
 
